@@ -1,0 +1,86 @@
+"""Run the chapters in order, each in a clean kernel, and write them back normalised.
+
+``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's
+place, metadata holds nothing volatile, neighbouring stream outputs are merged, and the traceback
+of a cell that fails on purpose keeps the frames of the page and the whole message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    # Without language_info the site leaves cells uncoloured; without its version, a diff is quiet.
+    "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
+}
+
+
+def refresh(path: Path) -> None:
+    """Execute the notebook at `path` and replace it by its normalised self.
+
+    Raises
+    ------
+    nbclient.exceptions.CellExecutionError
+        If a cell fails that is not tagged ``raises-exception``; the file is then left as it was.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        # Otherwise every cell's metadata would carry the time at which it ran.
+        record_timing=False,
+        coalesce_streams=True,
+    )
+    client.execute()
+    notebook.metadata = nbformat.from_dict(METADATA)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number:02d}"
+        cell.source = cell.source.rstrip()
+        if cell.cell_type == "code":
+            cell.outputs = [normalise(output) for output in cell.outputs]
+    text = nbformat.writes(notebook, ensure_ascii=False).rstrip("\n") + "\n"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def normalise(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The same output without what differs from run to run."""
+    output.pop("transient", None)
+    if output.output_type == "error":
+        output.traceback = own_frames("\n".join(output.traceback), output.ename).split("\n")
+    return output
+
+
+def own_frames(traceback: str, name: str) -> str:
+    """IPython's traceback without the frames of installed libraries; `name` is the exception's."""
+    ansi = r"(?:\x1b\[[\d;]*m)*"
+    header, *frames = re.split(rf"\n+(?={ansi}(?:Cell|File)\b)", traceback)
+    if not frames:
+        return traceback
+    frames[-1], message = re.split(rf"\n+(?={ansi}{name}\b)", frames[-1], maxsplit=1)
+    kept = [frame for frame in frames if re.match(rf"{ansi}Cell\b", frame)]
+    return "\n".join([header, *kept, "", message])
+
+
+def main(names: list[str]) -> None:
+    # A child's progress bars and colours are for terminals, not for a page.
+    os.environ.update(TQDM_DISABLE="1")
+    for path in [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb")):
+        refresh(path)
+        print(f"refreshed {path.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,403 @@
+"""Which devices are there, and which device is everything on?"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from torchladder.tables import Table, in_bytes
+
+# --- which devices ------------------------------------------------------------------------------
+
+
+def gpu_count() -> int:
+    """How many GPUs PyTorch can use: CUDA's (or ROCm's), else 1 for Apple's MPS, else 0."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return int(torch.backends.mps.is_available())
+
+
+def try_gpu(i: int = 0) -> torch.device:
+    """The i-th GPU if this machine has one, else the CPU.
+
+    Parameters
+    ----------
+    i : int
+        Index as PyTorch counts, after ``CUDA_VISIBLE_DEVICES`` has renumbered.
+
+    Raises
+    ------
+    ValueError
+        If `i` is negative.
+    """
+    if i < 0:
+        raise ValueError(f"GPUs are counted from 0, so there is no GPU {i}.")
+    if i >= gpu_count():
+        return torch.device("cpu")
+    return torch.device("cuda", i) if torch.cuda.is_available() else torch.device("mps")
+
+
+def try_all_gpus() -> list[torch.device]:
+    """Every GPU of this machine, or ``[device(type='cpu')]`` if it has none."""
+    return [try_gpu(i) for i in range(gpu_count())] or [torch.device("cpu")]
+
+
+def named_device(name: str | torch.device) -> torch.device:
+    """The device called `name`, which must exist; unlike `try_gpu`, no fallback.
+
+    Parameters
+    ----------
+    name : str or torch.device
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"`` ... as PyTorch spells them.
+
+    Raises
+    ------
+    ValueError
+        If it is not a device's name, or this machine has no such device.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"{name!r} is not a device. Write 'cpu', 'cuda', 'cuda:1' or 'mps'."
+        ) from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise ValueError(f"No GPU for {name!r}: {why_no_cuda()}")
+        if (device.index or 0) >= count:
+            there = " and ".join(str(i) for i in range(count)) if count < 3 else f"0 to {count - 1}"
+            raise ValueError(
+                f"No GPU {device.index} here: this machine shows {count} ({there}). "
+                "CUDA_VISIBLE_DEVICES limits and renumbers what PyTorch sees."
+            )
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("No 'mps' here: it needs a Mac with an Apple GPU. Use 'cpu'.")
+    return device
+
+
+def why_no_cuda() -> str:
+    """One sentence on why ``torch.cuda.is_available()`` is False, and what to do."""
+    if not torch.backends.cuda.is_built():
+        return "this build of torch has no CUDA support; install one that has (pytorch.org)."
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.replace("-1", "").strip():
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it and start again."
+    if not Path("/proc/driver/nvidia").exists() and platform.system() == "Linux":
+        return "no NVIDIA driver is loaded on this machine; without a GPU, use the CPU."
+    return "torch found no usable GPU; run nvidia-smi to see whether the driver does."
+
+
+# --- the device table ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one device is and can do; memory in bytes, `None` where the system does not say."""
+
+    device: torch.device
+    name: str
+    memory_total: int | None
+    memory_free: int | None
+    capability: str | None
+    bf16: str
+    peers: tuple[torch.device, ...] = ()
+
+
+class DeviceTable(list[Device]):
+    """A list of `Device` that prints as a table."""
+
+    def _table(self) -> Table:
+        header = ["device", "name", "memory", "free", "capability", "bf16", "reaches directly"]
+        rows = [
+            [
+                d.device,
+                d.name,
+                in_bytes(d.memory_total),
+                in_bytes(d.memory_free),
+                d.capability or "–",
+                d.bf16,
+                ", ".join(map(str, d.peers)) or "–",
+            ]
+            for d in self
+        ]
+        if not any(d.peers for d in self):  # a column that says nothing on most machines
+            header, rows = header[:-1], [row[:-1] for row in rows]
+        return Table(header, rows)
+
+    def __repr__(self) -> str:
+        return repr(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+
+def device_table() -> DeviceTable:
+    """Every device of this machine, the CPU first.
+
+    Asking a GPU for its free memory starts CUDA on it, which takes a few hundred MB there.
+    ``bf16`` is *native* where the hardware computes in bfloat16, *emulated* where PyTorch only
+    converts back and forth (slower than float16: a T4, for example), else *no*.
+    """
+    table = DeviceTable([_cpu()])
+    if torch.cuda.is_available():
+        table += [_cuda(i) for i in range(torch.cuda.device_count())]
+    elif torch.backends.mps.is_available():
+        table.append(_mps())
+    return table
+
+
+def _cpu() -> Device:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = models[0] if models else platform.processor() or platform.machine()
+    page, total, free = (
+        os.sysconf(key) if key in getattr(os, "sysconf_names", {}) else None
+        for key in ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
+    )
+    native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return Device(
+        torch.device("cpu"),
+        f"{name} ({os.cpu_count()} cores)",
+        page * total if page and total else None,
+        page * free if page and free else None,
+        None,
+        "native" if native else "emulated",
+    )
+
+
+def _cuda(i: int) -> Device:
+    properties = torch.cuda.get_device_properties(i)
+    free, total = torch.cuda.mem_get_info(i)
+    with torch.cuda.device(i):
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        emulated = torch.cuda.is_bf16_supported()
+    others = [j for j in range(torch.cuda.device_count()) if j != i]
+    return Device(
+        torch.device("cuda", i),
+        properties.name,
+        total,
+        free,
+        f"{properties.major}.{properties.minor}",
+        "native" if native else "emulated" if emulated else "no",
+        tuple(torch.device("cuda", j) for j in others if torch.cuda.can_device_access_peer(i, j)),
+    )
+
+
+def _mps() -> Device:
+    total = torch.mps.recommended_max_memory()
+    bf16 = "native" if torch.backends.mps.is_macos_or_newer(14, 0) else "no"
+    used = torch.mps.driver_allocated_memory()
+    return Device(torch.device("mps"), "Apple GPU", total, total - used, None, bf16)
+
+
+# --- where is everything? -----------------------------------------------------------------------
+
+
+def named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in models, optimizers and (nested) inputs, with a name a reader can find.
+
+    A model gives its parameters, its buffers and, marked as such, tensors kept as plain
+    attributes: those are what ``model.to(device)`` leaves behind.
+    """
+    inputs = 0
+    for thing in things:
+        if isinstance(thing, nn.Module):
+            yield from thing.named_parameters()
+            yield from thing.named_buffers()
+            # An RNN lists its parameters a second time, in a plain attribute.
+            registered = {id(tensor) for tensor in [*thing.parameters(), *thing.buffers()]}
+            for path, module in thing.named_modules():
+                for key, value in vars(module).items():
+                    if key not in ("_parameters", "_buffers", "_modules"):
+                        label = f"{path}.{key} (plain attribute)".removeprefix(".")
+                        yield from (
+                            (name, tensor)
+                            for name, tensor in _nested(label, value)
+                            if id(tensor) not in registered
+                        )
+        elif isinstance(thing, torch.optim.Optimizer):
+            for i, state in enumerate(thing.state.values()):
+                yield from _nested(f"{type(thing).__name__}.state[{i}]", state)
+        else:
+            yield from _nested(f"input {inputs}", thing)
+            inputs += 1
+
+
+def _nested(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _nested(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _nested(f"{name}[{i}]", item)
+
+
+class Placement:
+    """Which tensor is on which device; see `where_is`.
+
+    Attributes
+    ----------
+    devices : dict of torch.device to list of str
+        Names of the tensors on each device, the device with most bytes first.
+    odd : dict of str to torch.device
+        The tensors that are not on that first device.
+    """
+
+    def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
+        size: dict[torch.device, int] = {}
+        self.devices: dict[torch.device, list[str]] = {}
+        for name, tensor in tensors:
+            size[tensor.device] = size.get(tensor.device, 0) + tensor.nbytes
+            self.devices.setdefault(tensor.device, []).append(name)
+        order = sorted(size, key=size.get, reverse=True)
+        self.devices = {device: self.devices[device] for device in order}
+        self.bytes = {device: size[device] for device in order}
+        self.odd = {name: device for device in order[1:] for name in self.devices[device]}
+
+    def __repr__(self) -> str:
+        if not self.devices:
+            return "no tensors found"
+        if not self.odd:
+            (device, names), *_ = self.devices.items()
+            return f"all {len(names)} tensors on {device} ({in_bytes(self.bytes[device])})"
+        lines = [
+            f"{device}: {len(names)} tensors, {in_bytes(self.bytes[device])}"
+            for device, names in self.devices.items()
+        ]
+        lines.append(f"not on {next(iter(self.devices))}:")
+        lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
+        if len(self.odd) > 10:
+            lines.append(f"  ... and {len(self.odd) - 10} more")
+        return "\n".join(lines).replace(" 1 tensors", " 1 tensor")
+
+
+def where_is(*things: nn.Module | torch.optim.Optimizer | object) -> Placement:
+    """Every device found in a model, its inputs and its optimizer, and the odd ones out by name.
+
+    Parameters
+    ----------
+    *things
+        Models, optimizers, tensors, and lists, tuples or dicts of tensors, in any order.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, device="meta"))
+    >>> where_is(model, torch.zeros(8, 4))
+    cpu: 3 tensors, 188 B
+    meta: 2 tensors, 32 B
+    not on cpu:
+      1.weight is on meta
+      1.bias is on meta
+    """
+    return Placement(list(named_tensors(*things)))
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first place in a forward pass where two devices meet; see `find_mismatch`."""
+
+    module: str
+    module_type: str
+    operation: str
+    tensors: dict[str, torch.device]
+    error: str
+
+    def __repr__(self) -> str:
+        where = f"{self.module!r} ({self.module_type})" if self.module else self.module_type
+        found = "\n".join(f"  {name} is on {device}" for name, device in self.tensors.items())
+        return f"{self.operation} in {where} mixes devices:\n{found}"
+
+
+def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mismatch | None:
+    """Run one forward pass and name the first module in which two devices meet.
+
+    PyTorch's own error names the two devices but neither the layer nor the tensors. The pass runs
+    without gradients and in evaluation mode (so running statistics stay as they were); every
+    module's own mode is put back.
+
+    Parameters
+    ----------
+    model : nn.Module
+    *inputs, **keywords
+        What you would call the model with.
+
+    Returns
+    -------
+    Mismatch or None
+        None if the pass went through.
+
+    Raises
+    ------
+    Exception
+        Whatever the forward pass raises for another reason than devices.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, device="meta"))
+    >>> find_mismatch(model, torch.zeros(8, 4))
+    linear in '2' (Linear) mixes devices:
+      argument 0 is on cpu
+      2.weight is on meta
+      2.bias is on meta
+    """
+    watch = _DeviceWatch({id(tensor): name for name, tensor in named_tensors(model)})
+    modes = {module: module.training for module in model.modules()}
+    with ExitStack() as stack:
+        for path, module in model.named_modules():
+            for hook in watch.hooks(module, path):
+                stack.callback(hook.remove)
+        stack.callback(lambda: [setattr(m, "training", mode) for m, mode in modes.items()])
+        model.eval()
+        try:
+            with watch, torch.no_grad():
+                model(*inputs, **keywords)
+        except Exception:
+            if watch.found is None:
+                raise
+    return watch.found
+
+
+class _DeviceWatch(TorchFunctionMode):
+    """Remembers the first operation that fails on tensors of more than one device.
+
+    The operation is let run first: PyTorch allows some mixtures (a zero-dimensional CPU tensor
+    with a GPU tensor, a CPU index into a GPU tensor), and it alone decides which.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self.modules: list[tuple[str, nn.Module]] = []
+        self.found: Mismatch | None = None
+
+    def hooks(self, module: nn.Module, path: str) -> list[torch.utils.hooks.RemovableHandle]:
+        return [
+            module.register_forward_pre_hook(lambda *_: self.modules.append((path, module))),
+            module.register_forward_hook(lambda *_: self.modules.pop() and None),
+        ]
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        try:
+            return function(*args, **(kwargs or {}))
+        except Exception as error:
+            tensors = {}
+            for label, value in [*enumerate(args), *(kwargs or {}).items()]:
+                for name, tensor in _nested(f"argument {label}", value):
+                    tensors[self.names.get(id(tensor), name)] = tensor.device
+            if self.found is None and len(set(tensors.values())) > 1:
+                path, module = self.modules[-1]
+                operation = getattr(function, "__name__", str(function)).strip("_")
+                self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))
+            raise

@@ -1,0 +1,88 @@
+"""A small table that reads well in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+
+class Table:
+    """Rows under a header; plain text in a terminal, HTML in a notebook.
+
+    Parameters
+    ----------
+    header : sequence of str
+        Column titles.
+    rows : iterable of sequences
+        One value a column; numbers are set flush right. Format them before they come here.
+
+    Raises
+    ------
+    ValueError
+        If a row is longer or shorter than the header.
+
+    Examples
+    --------
+    >>> Table(["file", "bytes"], [["a.pt", 1478], ["view.pt", 4001343]])
+    file       bytes
+    -------  -------
+    a.pt        1478
+    view.pt  4001343
+    """
+
+    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        self.header = list(header)
+        self.rows = [list(row) for row in rows]
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"A row of {len(row)} under {len(self.header)} columns: {row}")
+
+    def _numeric(self) -> list[bool]:
+        """For each column, whether all its cells begin as numbers do."""
+        columns = zip(*self.rows, strict=True) if self.rows else [[] for _ in self.header]
+        return [
+            any(str(cell)[:1].isdigit() for cell in column)
+            and all(str(cell)[:1] in "0123456789.+-–" for cell in column)
+            for column in columns
+        ]
+
+    def __repr__(self) -> str:
+        lines = [[str(cell) for cell in row] for row in [self.header, *self.rows]]
+        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        align = [str.rjust if numeric else str.ljust for numeric in self._numeric()]
+        return "\n".join(
+            "  ".join(put(cell, width) for put, cell, width in zip(align, line, widths, strict=True))
+            .rstrip()
+            for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        style = [' style="text-align: right"' if n else ' style="text-align: left"'
+                 for n in self._numeric()]
+
+        def line(tag: str, cells: Sequence[object]) -> str:
+            return "<tr>" + "".join(
+                f"<{tag}{css}>{html.escape(str(cell))}</{tag}>"
+                for css, cell in zip(style, cells, strict=True)
+            ) + "</tr>"
+
+        body = "\n".join(line("td", row) for row in self.rows)
+        return f"<table>\n<thead>{line('th', self.header)}</thead>\n<tbody>\n{body}\n</tbody></table>"
+
+
+def in_bytes(count: float | None) -> str:
+    """`count` bytes for a reader: ``'4.0 MB'``, in powers of 1000 as disks are sold.
+
+    Examples
+    --------
+    >>> in_bytes(4_001_343)
+    '4.0 MB'
+    """
+    if count is None:
+        return "–"
+    for unit in ["B", "kB", "MB", "GB"]:
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
