@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from torchladder.models import evaluation_mode
 from torchladder.tables import Table, in_bytes
 
 # --- which devices ------------------------------------------------------------------------------
@@ -353,15 +354,12 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
       2.bias is on meta
     """
     watch = _DeviceWatch({id(tensor): name for name, tensor in named_tensors(model)})
-    modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
         for path, module in model.named_modules():
             for hook in watch.hooks(module, path):
                 stack.callback(hook.remove)
-        stack.callback(lambda: [setattr(m, "training", mode) for m, mode in modes.items()])
-        model.eval()
         try:
-            with watch, torch.no_grad():
+            with evaluation_mode(model), watch, torch.no_grad():
                 model(*inputs, **keywords)
         except Exception:
             if watch.found is None:

@@ -59,10 +59,8 @@ class Svg:
         self.alt = alt
 
     def _repr_html_(self) -> str:
-        label = html.escape(self.alt, quote=True)
-        return (
-            f'<figure class="torchladder-figure" role="img" aria-label="{label}">{self.svg}</figure>'
-        )
+        label = f'role="img" aria-label="{html.escape(self.alt, quote=True)}"'
+        return f'<figure class="torchladder-figure" {label}>{self.svg}</figure>'
 
     def __repr__(self) -> str:
         return f"Figure: {self.alt}"
@@ -117,7 +115,9 @@ def show(fig: Figure, alt: str) -> Svg:
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         # No date and no version in the file: the same data gives the same bytes.
-        fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        fig.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     svg = svg.replace(COLORS["faint"], "color-mix(in srgb, currentColor 22%, transparent)")
     svg = svg.replace(COLORS["ink"], "currentColor")

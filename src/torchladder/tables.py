@@ -51,24 +51,25 @@ class Table:
         widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         align = [str.rjust if numeric else str.ljust for numeric in self._numeric()]
-        return "\n".join(
-            "  ".join(put(cell, width) for put, cell, width in zip(align, line, widths, strict=True))
-            .rstrip()
+        padded = [
+            [put(cell, width) for put, cell, width in zip(align, line, widths, strict=True)]
             for line in lines
-        )
+        ]
+        return "\n".join("  ".join(line).rstrip() for line in padded)
 
     def _repr_html_(self) -> str:
-        style = [' style="text-align: right"' if n else ' style="text-align: left"'
-                 for n in self._numeric()]
+        sides = ["right" if numeric else "left" for numeric in self._numeric()]
 
         def line(tag: str, cells: Sequence[object]) -> str:
-            return "<tr>" + "".join(
-                f"<{tag}{css}>{html.escape(str(cell))}</{tag}>"
-                for css, cell in zip(style, cells, strict=True)
-            ) + "</tr>"
+            inner = (
+                f'<{tag} style="text-align: {side}">{html.escape(str(cell))}</{tag}>'
+                for side, cell in zip(sides, cells, strict=True)
+            )
+            return f"<tr>{''.join(inner)}</tr>"
 
+        head = f"<thead>{line('th', self.header)}</thead>"
         body = "\n".join(line("td", row) for row in self.rows)
-        return f"<table>\n<thead>{line('th', self.header)}</thead>\n<tbody>\n{body}\n</tbody></table>"
+        return f"<table>\n{head}\n<tbody>\n{body}\n</tbody></table>"
 
 
 def in_bytes(count: float | None) -> str:

@@ -1,0 +1,23 @@
+"""Make the bundled subset from the full Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
+
+    python src/torchladder/bundled/make_subset.py
+
+It writes ``fashion_mnist_small.npz`` beside itself and prints the SHA-256 that `torchladder.data`
+expects: the first 1,200 training and 200 test images of each class.
+"""
+
+import hashlib
+
+import numpy as np
+
+from torchladder.data import BUNDLED, DEBIAN, balanced_subset, load
+
+if __name__ == "__main__":
+    subset = balanced_subset(load("fashion_mnist", DEBIAN), train=1200, test=200)
+    arrays = {
+        f"{split}_{kind}": tensor.squeeze().numpy().astype(np.uint8)
+        for split in ("train", "test")
+        for kind, tensor in zip(("images", "labels"), subset.split(split), strict=True)
+    }
+    np.savez_compressed(BUNDLED, **arrays)
+    print(hashlib.sha256(BUNDLED.read_bytes()).hexdigest(), BUNDLED)

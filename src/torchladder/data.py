@@ -1,0 +1,401 @@
+"""Image data: a real set that comes with the package, the full sets, and batches of them.
+
+Three names: ``fashion_mnist_small`` (12,000 + 2,000 images, bundled), ``fashion_mnist``
+(60,000 + 10,000) and ``cifar10`` (50,000 + 10,000). All of them are held in memory as ``uint8``
+and become normalised ``float32`` batch by batch.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+BUNDLED = Path(__file__).parent / "bundled" / "fashion_mnist_small.npz"
+BUNDLED_SHA256 = "f7141659e8ec735fba11bc5fc813ac5e8f5fc0b8b0d88fe70051db4a270ae726"
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+KAGGLE = Path("/kaggle/input")
+
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+
+# Of the uncompressed files. MNIST and KMNIST use the same file names for other pictures.
+FASHION_SHA256 = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+FASHION_CSV = {"fashion-mnist_train.csv": 60_000, "fashion-mnist_test.csv": 10_000}
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A classification set in memory.
+
+    Attributes
+    ----------
+    train_images, test_images : Tensor
+        ``uint8``, shape ``(N, C, H, W)``.
+    train_labels, test_labels : Tensor
+        ``int64``, shape ``(N,)``.
+    classes : tuple of str
+        ``classes[label]`` is the label's name.
+    mean, std : tuple of float
+        Of each channel over the full training set, with pixels between 0 and 1.
+    """
+
+    name: str
+    train_images: Tensor = field(repr=False)
+    train_labels: Tensor = field(repr=False)
+    test_images: Tensor = field(repr=False)
+    test_labels: Tensor = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
+    mean: tuple[float, ...] = field(repr=False)
+    std: tuple[float, ...] = field(repr=False)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        train, test = len(self.train_images), len(self.test_images)
+        return (
+            f"{self.name}: {train:,} train and {test:,} test images of {shape}, "
+            f"{len(self.classes)} classes"
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        return tuple(self.train_images.shape[1:])
+
+    def split(self, name: str) -> tuple[Tensor, Tensor]:
+        """Images and labels of ``"train"`` or ``"test"``."""
+        if name not in ("train", "test"):
+            raise ValueError(f"No split {name!r}: there are 'train' and 'test'.")
+        return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """``uint8`` pixels as ``float32`` with mean 0 and standard deviation 1 per channel."""
+        mean, std = (
+            torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.mean, self.std)
+        )
+        return images.float().div_(255).sub_(mean).div_(std)
+
+
+# --- loading ------------------------------------------------------------------------------------
+
+
+def load(
+    name: str = "fashion_mnist_small",
+    folder: str | os.PathLike | None = None,
+    *,
+    download: bool = False,
+) -> ImageData:
+    """The data set called `name`, checked: all of it, and the right one, or an error.
+
+    Parameters
+    ----------
+    name : {'fashion_mnist_small', 'fashion_mnist', 'cifar10'}
+    folder : path, optional
+        Where to look, up to four folders deep. Without it: ``$TORCHLADDER_DATA``, Debian's
+        ``dataset-fashion-mnist``, Kaggle's ``/kaggle/input`` and what was downloaded before.
+    download : bool
+        Fetch the set with torchvision if it was not found: into `folder`, else
+        ``$TORCHLADDER_DATA``, else ``~/.cache/torchladder``.
+
+    Raises
+    ------
+    ValueError
+        If `name` is unknown, or a file is truncated or holds something else.
+    FileNotFoundError
+        If the set, or one of its files, is not there.
+    """
+    loaders = {
+        "fashion_mnist_small": _fashion_mnist_small,
+        "fashion_mnist": _fashion_mnist,
+        "cifar10": _cifar10,
+    }
+    if name not in loaders:
+        raise ValueError(f"No data set {name!r}: there are {', '.join(loaders)}.")
+    if folder is not None and not Path(folder).is_dir():
+        if not download:
+            raise FileNotFoundError(f"{folder} is not a folder; nothing was loaded.")
+        Path(folder).mkdir(parents=True)
+    return loaders[name](_folders(folder), download)
+
+
+def _folders(folder: str | os.PathLike | None) -> list[Path]:
+    """Where to look, the place to download to first."""
+    if folder is not None:
+        return [Path(folder)]
+    cache = Path.home() / ".cache" / "torchladder"
+    chosen = os.environ.get("TORCHLADDER_DATA")
+    return [*([Path(chosen)] if chosen else []), cache, DEBIAN, KAGGLE]
+
+
+def _find(folders: list[Path], *names: str) -> list[Path]:
+    """Every file or folder called one of `names`, up to four levels below `folders`."""
+    patterns = ["*/" * depth + name for depth in range(5) for name in names]
+    return [p for root in folders for pattern in patterns for p in sorted(root.glob(pattern))]
+
+
+def _two_ways(what: str, slug: str) -> str:
+    return (
+        f"Two ways to get it: put {what} in a folder and name it with folder= or "
+        f"TORCHLADDER_DATA (on Kaggle, attach the data set {slug}), "
+        "or pass download=True (--download in the terminal), which needs internet."
+    )
+
+
+def _checked_file(path: Path, sha256: str, what: str) -> bytes:
+    """The bytes of `path`, unpacked if it ends in .gz; ValueError if they are not `what`."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); {what} was expected.") from error
+    if (found := hashlib.sha256(raw).hexdigest()) != sha256:
+        raise ValueError(
+            f"{path} is not {what}: {len(raw):,} bytes with SHA-256 {found[:12]}..., "
+            f"expected {sha256[:12]}.... It is truncated, changed, or another data set's."
+        )
+    return raw
+
+
+def _fashion_mnist_small(folders: list[Path], download: bool) -> ImageData:
+    if not BUNDLED.exists():  # the package's source was copied without its data
+        return balanced_subset(_fashion_mnist(folders, download), 1200, 200)
+    _checked_file(BUNDLED, BUNDLED_SHA256, "the subset this version of torchladder came with")
+    with np.load(BUNDLED, allow_pickle=False) as arrays:
+        return _fashion("fashion_mnist_small", **{key: arrays[key] for key in arrays.files})
+
+
+def _fashion(name: str, **arrays: np.ndarray) -> ImageData:
+    tensors = {
+        key: torch.from_numpy(a).unsqueeze(1) if a.ndim == 3 else torch.from_numpy(a).long()
+        for key, a in arrays.items()
+    }
+    return ImageData(name, **tensors, classes=FASHION_CLASSES, mean=(0.2860,), std=(0.3530,))
+
+
+def balanced_subset(data: ImageData, train: int, test: int) -> ImageData:
+    """The first `train` and `test` images of each class, in the order of the full set."""
+    parts = {}
+    for split, count in [("train", train), ("test", test)]:
+        images, labels = data.split(split)
+        of_class = [(labels == label).nonzero()[:count, 0] for label in range(len(data.classes))]
+        keep = torch.cat(of_class).sort().values
+        parts |= {f"{split}_images": images[keep], f"{split}_labels": labels[keep]}
+    return ImageData(
+        f"{data.name}_small", **parts, classes=data.classes, mean=data.mean, std=data.std
+    )
+
+
+def _fashion_mnist(folders: list[Path], download: bool) -> ImageData:
+    two_ways = _two_ways("the four idx files or the two CSV files", "zalando-research/fashionmnist")
+    idx = {name: _find(folders, name, f"{name}.gz") for name in FASHION_SHA256}
+    idx = {name: [p for p in paths if p.is_file()] for name, paths in idx.items()}
+    csv = {name: [p for p in _find(folders, name) if p.is_file()] for name in FASHION_CSV}
+    if all(idx.values()):
+        return _fashion_from_idx(idx)
+    if all(csv.values()):
+        return _fashion_from_csv({name: paths[0] for name, paths in csv.items()})
+    if download:
+        from torchvision.datasets import FashionMNIST
+
+        for train in (True, False):
+            FashionMNIST(folders[0], train=train, download=True)
+        return _fashion_mnist(folders, download=False)
+    for files in (idx, csv):
+        if any(files.values()):
+            missing = ", ".join(name for name, paths in files.items() if not paths)
+            there = next(paths[0].parent for paths in files.values() if paths)
+            raise FileNotFoundError(f"Fashion-MNIST in {there} lacks {missing}. {two_ways}")
+    looked = ", ".join(map(str, folders))
+    raise FileNotFoundError(f"Fashion-MNIST not found: looked in {looked}. {two_ways}")
+
+
+def _fashion_from_idx(files: dict[str, list[Path]]) -> ImageData:
+    arrays = {}
+    for name, paths in files.items():
+        what = f"Fashion-MNIST's {name}"
+        # Another set may use the same names (MNIST does): take the first that is right.
+        for path in paths:
+            try:
+                raw = _checked_file(path, FASHION_SHA256[name], what)
+                break
+            except ValueError:
+                if path == paths[-1]:
+                    raise
+        # idx: 4 bytes of which the last counts the dimensions, 4 bytes a dimension, the values.
+        # http://yann.lecun.com/exdb/mnist/
+        shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
+        array = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
+        split, kind = name.replace("t10k", "test").split("-")[:2]
+        arrays[f"{split}_{kind}"] = array
+    return _fashion("fashion_mnist", **arrays)
+
+
+def _fashion_from_csv(files: dict[str, Path]) -> ImageData:
+    """Kaggle's form: a header, then a row an image: label, pixel1, ..., pixel784."""
+    arrays = {}
+    for (name, count), split in zip(FASHION_CSV.items(), ["train", "test"], strict=True):
+        path = files[name]
+        wanted = f"expected {count:,} rows of a label and 784 pixels, every label equally often"
+        try:
+            table = np.loadtxt(path, dtype=np.uint8, delimiter=",", skiprows=1, ndmin=2)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}); {wanted}.") from error
+        balanced = (np.bincount(table[:, 0], minlength=10) == count // 10).all()
+        if table.shape != (count, 785) or not balanced:
+            raise ValueError(f"{path} holds {len(table):,} rows; {wanted}. Download it again.")
+        arrays[f"{split}_labels"] = table[:, 0].copy()
+        arrays[f"{split}_images"] = table[:, 1:].reshape(-1, 28, 28).copy()
+    return _fashion("fashion_mnist", **arrays)
+
+
+def _cifar10(folders: list[Path], download: bool) -> ImageData:
+    from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
+
+    found = [path for path in _find(folders, CIFAR10.base_folder) if path.is_dir()]
+    if not found and download:
+        CIFAR10(folders[0], download=True)
+        found = [folders[0] / CIFAR10.base_folder]
+    if not found:
+        looked = ", ".join(map(str, folders))
+        ways = _two_ways(f"its folder {CIFAR10.base_folder}", "pankrzysiu/cifar10-python")
+        raise FileNotFoundError(f"CIFAR-10 not found: looked in {looked}. {ways}")
+    meta = [CIFAR10.meta["filename"], CIFAR10.meta["md5"]]
+    for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list, meta]:
+        path = found[0] / name
+        if not path.exists():
+            raise FileNotFoundError(f"CIFAR-10 in {found[0]} lacks {name}; download it again.")
+        # These files are pickles: nothing is read from one before its checksum is right.
+        if not check_integrity(path, md5):
+            raise ValueError(
+                f"{path} is not CIFAR-10's {name}: {path.stat().st_size:,} bytes, MD5 differs from "
+                f"{md5}. It is truncated or changed; delete it and download it again."
+            )
+    parts = {}
+    for split in ("train", "test"):
+        part = CIFAR10(found[0].parent, train=split == "train")
+        parts[f"{split}_images"] = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
+        parts[f"{split}_labels"] = torch.tensor(part.targets)
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    return ImageData("cifar10", **parts, classes=CIFAR10_CLASSES, mean=mean, std=std)
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+class ImageSet(Dataset):
+    """One split of `data` as a map-style dataset of ``(normalised image, label)``."""
+
+    def __init__(self, data: ImageData, split: str) -> None:
+        self.data = data
+        self.images, self.labels = data.split(split)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.data.normalise(self.images[index]), self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        # DataLoader calls this, if it is there, once a batch instead of __getitem__ once an image:
+        # no stacking of single images (https://pytorch.org/docs/stable/data.html).
+        return self.data.normalise(self.images[indices]), self.labels[indices]
+
+
+def _as_they_are(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return batch
+
+
+def loader(
+    data: ImageData,
+    split: str = "train",
+    *,
+    batch_size: int = 64,
+    seed: int = 0,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> DataLoader:
+    """Batches of one split on the CPU; ``"train"`` is shuffled anew each epoch, ``"test"`` is not.
+
+    The order depends on `seed` and on the epoch given to ``loader.sampler.set_epoch(epoch)``,
+    and on nothing else, so that a run can be repeated and, from rung 4 on, shared among ranks.
+
+    Raises
+    ------
+    ValueError
+        If `batch_size` is below 1, `workers` is negative, or the split is empty.
+    """
+    dataset = ImageSet(data, split)
+    _check_batches(dataset.images, split, batch_size)
+    if workers < 0:
+        raise ValueError(f"workers={workers}: give 0 (load in this process) or more.")
+    # Rank 0 of 1 for now: with more ranks, only these two numbers change.
+    sampler = DistributedSampler(
+        dataset, num_replicas=1, rank=0, shuffle=split == "train", seed=seed
+    )
+    return DataLoader(
+        dataset,
+        batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        collate_fn=_as_they_are,
+        pin_memory=pin_memory,
+        persistent_workers=workers > 0,
+    )
+
+
+class DeviceBatches:
+    """The same batches as `loader`, from a split that is kept on `device` as ``uint8``.
+
+    Indexing and normalising happen there, so an epoch copies nothing but the order.
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        split: str = "train",
+        *,
+        device: torch.device,
+        batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        self.data = data
+        self.images, self.labels = (tensor.to(device) for tensor in data.split(split))
+        _check_batches(self.images, split, batch_size)
+        self.batch_size = batch_size
+        self.sampler = DistributedSampler(
+            self.images, num_replicas=1, rank=0, shuffle=split == "train", seed=seed
+        )
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.tensor(list(self.sampler), device=self.images.device)
+        for indices in order.split(self.batch_size):
+            yield self.data.normalise(self.images[indices]), self.labels[indices]
+
+
+def _check_batches(images: Tensor, split: str, batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: a batch holds at least one image.")
+    if len(images) == 0:
+        raise ValueError(f"The {split} split is empty: there is nothing to train on or evaluate.")

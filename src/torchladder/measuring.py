@@ -1,0 +1,152 @@
+"""Honest timing, throughput and memory.
+
+A GPU works behind your back: a call returns when its kernels are queued, not when they are done.
+So each clock here waits for the device before it is read, the first calls are not counted (they
+allocate, choose algorithms, compile), and what comes out is several runs, not one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has done all that was asked of it; the CPU already has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that each of several runs took, in the order they ran."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    def rates(self, count: float) -> list[float]:
+        """`count` items a run, as items per second of each run."""
+        return [count / seconds for seconds in self.seconds]
+
+    def __repr__(self) -> str:
+        low, middle, high = (
+            _in_seconds(s) for s in (min(self.seconds), self.median, max(self.seconds))
+        )
+        return f"{middle} (median of {len(self.seconds)} runs, {low} to {high})"
+
+
+def _in_seconds(seconds: float) -> str:
+    for unit, size in [("s", 1), ("ms", 1e-3)]:
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def measure(
+    function: Callable[[], object],
+    *,
+    device: torch.device | None = None,
+    repeats: int = 5,
+    warmup: int = 2,
+) -> Timing:
+    """How long ``function()`` takes: `repeats` runs after `warmup` that are not counted.
+
+    Parameters
+    ----------
+    function : callable without arguments
+    device : torch.device, optional
+        Where it works; waited for before each reading of the clock. Default: the CPU.
+    repeats, warmup : int
+
+    Raises
+    ------
+    ValueError
+        If `repeats` is below 1 or `warmup` below 0.
+
+    Notes
+    -----
+    For microbenchmarks prefer `torch.utils.benchmark.Timer`, which chooses the number of runs.
+    """
+    if repeats < 1 or warmup < 0:
+        raise ValueError(f"repeats={repeats}, warmup={warmup}: at least 1 and 0.")
+    device = device or torch.device("cpu")
+    for _ in range(warmup):
+        function()
+    seconds = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = perf_counter()
+        function()
+        synchronize(device)
+        seconds.append(perf_counter() - start)
+    return Timing(tuple(seconds))
+
+
+class Stopwatch:
+    """Adds up the time that the named parts of a loop take.
+
+    Waiting for the device after each part makes the parts add up, and the loop slower than it
+    is without: use it to find out where time goes, not how fast a loop is.
+
+    Examples
+    --------
+    >>> watch = Stopwatch()
+    >>> for _ in range(3):
+    ...     with watch("sum"):
+    ...         _ = torch.ones(1000).sum()
+    >>> list(watch.seconds), watch.share("sum")
+    (['sum'], 1.0)
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        synchronize(self.device)
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            synchronize(self.device)
+            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - start
+
+    def share(self, part: str) -> float:
+        """The part's share of all the time measured, between 0 and 1."""
+        return self.seconds[part] / sum(self.seconds.values())
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start a new peak on a CUDA device; other devices keep the one they have."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes in use at one time.
+
+    On CUDA: by tensors, since `reset_peak_memory`. On MPS: what the driver holds now. On the CPU:
+    by the whole process since it started; `None` on Windows, which does not say.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
