@@ -160,6 +160,17 @@ def _two_ways(what: str, slug: str) -> str:
     )
 
 
+def _download(dataset: type, folder: Path) -> None:
+    """Let torchvision's class `dataset` fetch its files into `folder`."""
+    try:
+        dataset(folder, download=True)
+    except (OSError, RuntimeError) as error:
+        raise OSError(
+            f"{dataset.__name__} could not be downloaded to {folder} ({error}). Without internet, "
+            "get the files elsewhere and name their folder with folder= or TORCHLADDER_DATA."
+        ) from error
+
+
 def _checked_file(path: Path, sha256: str, what: str) -> bytes:
     """The bytes of `path`, unpacked if it ends in .gz; ValueError if they are not `what`."""
     try:
@@ -215,8 +226,7 @@ def _fashion_mnist(folders: list[Path], download: bool) -> ImageData:
     if download:
         from torchvision.datasets import FashionMNIST
 
-        for train in (True, False):
-            FashionMNIST(folders[0], train=train, download=True)
+        _download(FashionMNIST, folders[0])
         return _fashion_mnist(folders, download=False)
     for files in (idx, csv):
         if any(files.values()):
@@ -272,7 +282,7 @@ def _cifar10(folders: list[Path], download: bool) -> ImageData:
 
     found = [path for path in _find(folders, CIFAR10.base_folder) if path.is_dir()]
     if not found and download:
-        CIFAR10(folders[0], download=True)
+        _download(CIFAR10, folders[0])
         found = [folders[0] / CIFAR10.base_folder]
     if not found:
         looked = ", ".join(map(str, folders))

@@ -243,6 +243,9 @@ def _nested(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             yield from _nested(f"{name}[{i}]", item)
+    elif isinstance(value, nn.Module):  # in a plain list, say, where `to` does not look
+        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield f"{name}.{key}", tensor
 
 
 class Placement:
@@ -364,7 +367,8 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
         except Exception:
             if watch.found is None:
                 raise
-    return watch.found
+            return watch.found
+    return None
 
 
 class _DeviceWatch(TorchFunctionMode):
@@ -383,7 +387,7 @@ class _DeviceWatch(TorchFunctionMode):
     def hooks(self, module: nn.Module, path: str) -> list[torch.utils.hooks.RemovableHandle]:
         return [
             module.register_forward_pre_hook(lambda *_: self.modules.append((path, module))),
-            module.register_forward_hook(lambda *_: self.modules.pop() and None),
+            module.register_forward_hook(lambda *_: self.modules.pop() and None, always_call=True),
         ]
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -394,7 +398,7 @@ class _DeviceWatch(TorchFunctionMode):
             for label, value in [*enumerate(args), *(kwargs or {}).items()]:
                 for name, tensor in _nested(f"argument {label}", value):
                     tensors[self.names.get(id(tensor), name)] = tensor.device
-            if self.found is None and len(set(tensors.values())) > 1:
+            if len(set(tensors.values())) > 1:
                 path, module = self.modules[-1]
                 operation = getattr(function, "__name__", str(function)).strip("_")
                 self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))

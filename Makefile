@@ -1,0 +1,56 @@
+# Two commands: make book, make test. Both make .venv first; a second run starts at once.
+
+PYTHON ?= python3
+# CI sets CONSTRAINTS=constraints.txt to get the versions that were tested together.
+CONSTRAINTS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
+HTML := _build/html
+
+# A progress bar in a notebook would be an output that differs from run to run.
+export TQDM_DISABLE := 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help book test site lint unit notebooks refresh venv clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+book: site  ## build the site
+	@echo
+	@echo "The book is at $(CURDIR)/$(HTML)/index.html"
+	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
+
+test: lint site unit notebooks  ## check the code, the site, and every output of every chapter
+	@echo
+	@echo "All checks passed: ruff, the site without a warning, pytest, nbval on every chapter."
+	@echo "The site that was tested is at $(CURDIR)/$(HTML)/index.html"
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+site: venv
+	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
+
+unit: venv
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+notebooks: venv
+	$(BIN)/python -m pytest $(NBVAL) -p no:randomly -p no:cacheprovider --durations=5 notebooks
+
+refresh: venv  ## run every chapter and store its outputs
+	$(BIN)/python book/refresh.py
+
+venv: $(VENV)/installed  ## make .venv and install requirements.txt
+
+$(VENV)/installed: requirements.txt pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; this is {v[0]}.{v[1]}. Use: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -r requirements.txt $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+	@touch $@
+
+clean:  ## remove what was built; .venv stays
+	rm -rf _build dist

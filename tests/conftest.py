@@ -1,0 +1,18 @@
+import os
+
+import pytest
+import torch
+
+# Also for the children that tests start: bars and colours are for people.
+os.environ["TQDM_DISABLE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_in_every_order():
+    """Each test starts from the same random state and leaves the environment as it was."""
+    torch.manual_seed(0)
+    before = dict(os.environ)
+    yield
+    ours = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # set by pytest and by torch
+    changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
+    assert changed <= ours, f"the test changed the environment: {changed - ours}"

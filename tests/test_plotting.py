@@ -1,0 +1,90 @@
+"""Figures follow the page's theme, carry a text alternative, and are the same every time."""
+
+import re
+
+import pytest
+
+from torchladder import plotting
+
+
+def drawing():
+    return plotting.show(
+        plotting.bars({"one": 1.0, "two": [2.0, 3.0, 5.0]}, title="A <b> title", unit="images/s"),
+        alt='Two "bars"',
+    )
+
+
+def test_ink_is_the_pages_text_colour_and_no_stand_in_is_left():
+    svg = drawing().svg
+    assert "currentColor" in svg
+    for name in ("ink", "faint"):
+        assert plotting.COLORS[name] not in svg
+    assert not re.search(r"#000000|#ffffff|: (black|white)", svg)
+
+
+def test_text_stays_text_and_is_escaped():
+    svg = drawing().svg
+    assert ">A &lt;b&gt; title<" in svg
+    assert ">images/s<" in svg
+
+
+def test_the_alternative_text_is_escaped_and_required():
+    figure = drawing()
+    assert 'aria-label="Two &quot;bars&quot;"' in figure._repr_html_()
+    assert repr(figure) == 'Figure: Two "bars"'
+    with pytest.raises(ValueError, match="needs alt text"):
+        plotting.show(plotting.figure()[0], alt=" ")
+
+
+def test_the_same_data_gives_the_same_bytes():
+    assert drawing().svg == drawing().svg
+
+
+def test_ids_are_only_those_that_are_referred_to():
+    svg = drawing().svg
+    for name in re.findall(r'id="([^"]+)"', svg):
+        assert f"#{name}" in svg
+    assert "<style" not in svg
+
+
+def test_a_sequence_is_drawn_as_median_and_range():
+    fig = plotting.bars({"a": [4.0, 2.0]}, title="t", unit="u")
+    (bar,) = fig.axes[0].patches
+    assert bar.get_width() == 3.0
+    assert list(fig.axes[0].lines[0].get_xdata()) == [2.0, 4.0]
+    assert fig.axes[0].get_xlim()[0] == 0
+
+
+def test_bars_take_a_rungs_colour_or_any_other():
+    fig = plotting.bars({"a": 1, "b": 1}, title="t", unit="u", colors={"a": "ddp", "b": "#123456"})
+    colours = [patch.get_facecolor()[:3] for patch in fig.axes[0].patches]
+    assert [round(c * 255) for c in colours[0]] == [0, 158, 115]
+    assert [round(c * 255) for c in colours[1]] == [0x12, 0x34, 0x56]
+
+
+def test_nothing_to_draw_is_an_error():
+    with pytest.raises(ValueError, match="no values"):
+        plotting.bars({}, title="t", unit="u")
+
+
+def test_several_axes_share_one_title():
+    fig, axes = plotting.figure("Both", ncols=2)
+    assert len(axes) == 2
+    assert fig.get_suptitle() == "Both"
+
+
+def test_each_rungs_colour_stands_out_on_a_light_and_on_a_dark_page():
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (
+            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one, other):
+        low, high = sorted([luminance(one), luminance(other)])
+        return (high + 0.05) / (low + 0.05)
+
+    for rung in ("cpu", "gpu", "dp", "ddp"):
+        for page in ("#ffffff", "#121212"):
+            assert contrast(plotting.COLORS[rung], page) >= 3, (rung, page)

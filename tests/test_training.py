@@ -1,0 +1,226 @@
+"""The loop does what it says: averages by image, repeats exactly, leaves modes as they were."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchladder.data import balanced_subset, load, loader
+from torchladder.models import MLP, LeNet
+from torchladder.training import Metrics, device_of, evaluate, train, train_epoch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data():
+    """1,010 images: no multiple of the batch size, so that the last batch is small."""
+    small = load()
+    keep = balanced_subset(small, 101, 50)
+    return dataclasses.replace(small, **{k: v for k, v in vars(keep).items() if k != "name"})
+
+
+def new_model():
+    torch.manual_seed(0)
+    return LeNet()
+
+
+def test_five_epochs_on_the_bundled_set_reach_85_percent():
+    history = train(new_model(), load(), epochs=5, progress=False)
+    assert history[-1].test_accuracy >= 0.85
+    assert [epoch.epoch for epoch in history] == [1, 2, 3, 4, 5]
+    assert history[0].loss > history[-1].loss
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_same_seed_gives_the_same_parameters_bit_for_bit(data, on_device):
+    one, other, third = new_model(), new_model(), new_model()
+    train(one, data, epochs=2, progress=False)
+    train(other, data, epochs=2, progress=False, on_device=on_device)
+    train(third, data, epochs=2, progress=False, seed=1)
+    pairs = list(zip(one.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(next(one.parameters()), next(third.parameters()))
+
+
+def test_dropout_follows_the_seed_too(data):
+    def trained():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10))
+        train(model, data, epochs=1, progress=False)
+        return model[2].weight
+
+    assert torch.equal(trained(), trained())
+
+
+def test_metrics_are_averaged_by_image_not_by_batch(data):
+    model = new_model()
+    batches = loader(data, "test", batch_size=300)  # 500 images: batches of 300 and 200
+    metrics = evaluate(model, batches)
+    with torch.no_grad():
+        logits = model(data.normalise(data.test_images))
+    expected = F.cross_entropy(logits, data.test_labels).item()
+    assert metrics.loss == pytest.approx(expected, rel=1e-6)
+    assert metrics.count == 500
+    assert metrics.accuracy == (logits.argmax(1) == data.test_labels).double().mean().item()
+
+
+def test_training_metrics_count_every_image_once(data):
+    model = new_model()
+    frozen = torch.optim.SGD(model.parameters(), lr=0.0)
+    metrics = train_epoch(model, loader(data, batch_size=64), frozen)
+    everything = evaluate(model, [(data.normalise(data.train_images), data.train_labels)])
+    assert metrics.count == 1010
+    assert metrics.loss == pytest.approx(everything.loss, rel=1e-5)
+    assert metrics.accuracy == everything.accuracy
+
+
+def test_evaluation_changes_neither_modes_nor_statistics_nor_gradients(data):
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(784, 10))
+    model[0].eval()  # frozen on purpose, while the rest trains
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    one, other = (evaluate(model, loader(data, "test")) for _ in range(2))
+    assert one == other  # dropout was off
+    assert [model.training, model[0].training, model[1].training] == [True, False, True]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_evaluation_puts_modes_back_after_an_error():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError):
+        evaluate(model, [(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))])
+    assert model.training
+
+
+def test_the_learning_rate_falls_linearly_to_zero(data):
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    rates = []
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 16)
+    step = schedule.step
+    schedule.step = lambda: (rates.append(schedule.get_last_lr()[0]), step())
+    train_epoch(model, loader(data), optimizer, schedule)
+    assert rates[0] == 0.05
+    assert rates == pytest.approx([0.05 * (1 - i / 16) for i in range(16)])
+    assert schedule.get_last_lr()[0] == 0.0
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_computes_in_16_bits_and_keeps_32_bit_parameters(data, amp):
+    model = new_model()
+    seen = set()
+    model.classifier[-1].register_forward_hook(lambda *args: seen.add(args[-1].dtype))
+    history = train(model, data, epochs=2, amp=amp, progress=False)
+    assert seen == {torch.bfloat16 if amp == "bf16" else torch.float16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert history[-1].loss < history[0].loss
+
+
+def test_without_amp_nothing_is_computed_in_16_bits(data):
+    model = new_model()
+    seen = set()
+    model.classifier[-1].register_forward_hook(lambda *args: seen.add(args[-1].dtype))
+    train(model, data, epochs=1, progress=False)
+    assert seen == {torch.float32}
+
+
+def test_channels_last_reaches_the_weights_and_learns(data):
+    model = new_model()
+    history = train(model, data, epochs=2, channels_last=True, progress=False)
+    weight = model.features[3].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert history[-1].loss < history[0].loss
+
+
+def test_workers_load_the_same_batches(data):
+    one, other = new_model(), new_model()
+    train(one, data, epochs=2, progress=False)
+    train(other, data, epochs=2, progress=False, workers=1)
+    assert torch.equal(next(one.parameters()), next(other.parameters()))
+
+
+def test_compiling_leaves_the_keys_of_the_state_dict_alone(data, monkeypatch):
+    model = new_model()
+    keys = list(model.state_dict())
+    compiled = []
+    monkeypatch.setattr(LeNet, "compile", lambda self: compiled.append(self))
+    train(model, data, epochs=1, compile=True, progress=False)
+    assert compiled == [model]
+    assert list(model.state_dict()) == keys
+
+
+def test_the_history_prints_a_row_an_epoch_in_text_and_html(data):
+    history = train(new_model(), data, epochs=2, progress=False)
+    lines = repr(history).splitlines()
+    assert lines[0].split()[:3] == ["epoch", "loss", "accuracy"]
+    assert len(lines) == 4
+    assert history._repr_html_().count("<tr>") == 3
+    assert history[0].images_per_second == pytest.approx(1010 / history[0].seconds)
+    assert history[0].peak_memory > 50e6
+
+
+def test_the_bar_is_silent_when_asked(data, capfd, monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "0")
+    train(new_model(), data, epochs=1, progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0}, "epochs=0: train for at least one"),
+        ({"lr": 0}, "lr=0: the learning rate is above 0"),
+        ({"rung": "tpu"}, "No rung 'tpu': choose one of cpu, gpu"),
+        ({"amp": "int8"}, "amp='int8': choose None, 'fp16' or 'bf16'"),
+        ({"batch_size": 0}, "batch_size=0: a batch holds at least one image"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
+        ({"rung": "gpu", "device": "cpu"}, "Device 'cpu' is not on rung 'gpu'"),
+        ({"on_device": True, "workers": 2}, "workers=2: nothing to load"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_is_trained(data, arguments, message):
+    model = new_model()
+    before = next(model.parameters()).clone()
+    with pytest.raises(ValueError, match=message):
+        train(model, data, progress=False, **arguments)
+    assert torch.equal(before, next(model.parameters()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_rung_gpu_without_a_gpu_says_why(data):
+    with pytest.raises(ValueError, match=r"No GPU for rung 'gpu': .*Rung 'cpu' runs everywhere"):
+        train(MLP(784), data, rung="gpu")
+
+
+def test_a_pretend_gpu_is_chosen_on_rung_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_of("gpu") == torch.device("cuda:0")
+    assert device_of("gpu", "cuda:1") == torch.device("cuda:1")
+    assert device_of("cpu") == CPU
+    with pytest.raises(ValueError, match="Device 'cuda:1' is not on rung 'cpu'"):
+        device_of("cpu", "cuda:1")
+    with pytest.raises(ValueError, match="No GPU 2 here"):
+        device_of("gpu", "cuda:2")
+
+
+def test_no_batches_is_an_error():
+    with pytest.raises(ValueError, match="No batches"):
+        evaluate(MLP(), [])
+
+
+def test_metrics_read_as_a_sentence():
+    assert repr(Metrics(0.5, 0.875, 2000)) == "loss 0.500, accuracy 87.5% of 2,000 images"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("amp", [None, "fp16", "bf16"])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_one_gpu_learns_as_well_as_the_cpu(amp, on_device):
+    history = train(new_model(), load(), rung="gpu", amp=amp, on_device=on_device, progress=False)
+    assert history[-1].test_accuracy >= 0.85
+    assert 0 < history[-1].peak_memory < 1e9
