@@ -1,0 +1,173 @@
+"""Every chapter is committed as it ran, and nbval compares enough of it.
+
+``make notebooks`` runs nbval itself; these tests look at what it will be given, and prove on a
+spoilt copy that it notices every change.
+"""
+
+import ast
+import copy
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
+TAGS = {"nbval-ignore-output", "raises-exception", "hide-cell", "hide-input"}
+
+every_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
+
+
+def code_cells(name):
+    return [cell for cell in NOTEBOOKS[name].cells if cell.cell_type == "code"]
+
+
+def tags(cell):
+    return set(cell.metadata.get("tags", []))
+
+
+def compared(name):
+    """The cells whose stored outputs nbval compares."""
+    return [c for c in code_cells(name) if c.outputs and "nbval-ignore-output" not in tags(c)]
+
+
+def text_of(output):
+    if output.output_type == "stream":
+        return output.text
+    if output.output_type == "error":
+        return "\n".join(output.traceback)
+    return str(output.data.get("text/plain", ""))
+
+
+def test_there_are_chapters_and_nothing_else_in_notebooks():
+    assert len(PATHS) >= 6
+    assert sorted((ROOT / "notebooks").glob("[!.]*")) == PATHS
+    assert [int(path.name[:2]) for path in PATHS] == list(range(1, len(PATHS) + 1))
+
+
+@every_notebook
+def test_a_chapter_is_valid_and_was_run_from_top_to_bottom(name):
+    nbformat.validate(NOTEBOOKS[name])
+    counts = [cell.execution_count for cell in code_cells(name)]
+    assert counts == list(range(1, len(counts) + 1)), "run make refresh"
+    assert sum(bool(cell.outputs) for cell in code_cells(name)) >= 10
+
+
+@every_notebook
+def test_a_chapter_is_normalised_so_that_diffs_are_quiet(name):
+    notebook = NOTEBOOKS[name]
+    assert [c.id for c in notebook.cells] == [f"cell-{i:02d}" for i in range(len(notebook.cells))]
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert "version" not in notebook.metadata.language_info
+    keys = {key for cell in notebook.cells for key in cell.metadata}
+    assert keys <= {"tags", "mystnb"}
+
+
+@every_notebook
+def test_only_known_tags_are_used(name):
+    assert set().union(*map(tags, NOTEBOOKS[name].cells)) <= TAGS
+
+
+@every_notebook
+def test_cells_fail_when_and_only_when_they_say_so(name):
+    for cell in code_cells(name):
+        fails = any(output.output_type == "error" for output in cell.outputs)
+        assert fails == ("raises-exception" in tags(cell)), cell.source
+
+
+@every_notebook
+def test_outputs_are_short_and_hold_no_warning_and_no_machines_path(name):
+    for cell in code_cells(name):
+        for output in cell.outputs:
+            text = text_of(output)
+            assert text.count("\n") <= 60, cell.source
+            assert output.get("name") != "stderr", text
+            assert not re.search(r"/(root|home|work|tmp|Users)/\w", text), text
+
+
+@every_notebook
+def test_cells_hold_one_idea(name):
+    for cell in code_cells(name):
+        limit = 30 if "hide-cell" in tags(cell) or "hide-input" in tags(cell) else 20
+        assert len(cell.source.splitlines()) <= limit, cell.source
+
+
+@every_notebook
+def test_three_exercises_or_more_have_a_hidden_solution_that_checks_itself(name):
+    cells = NOTEBOOKS[name].cells
+    solutions = 0
+    for number, cell in enumerate(cells):
+        for _ in re.findall(
+            r"^### Exercise", cell.source if cell.cell_type == "markdown" else "", re.M
+        ):
+            solution = next(c for c in cells[number:] if c.cell_type == "code")
+            assert "hide-cell" in tags(solution), cell.source
+            assert isinstance(ast.parse(solution.source).body[-1], ast.Assert), solution.source
+            solutions += 1
+    assert solutions >= 3
+
+
+def test_nbval_compares_at_least_70_percent_of_the_outputs(capsys):
+    rows, shares = [], {}
+    for name in NOTEBOOKS:
+        with_output = [cell for cell in code_cells(name) if cell.outputs]
+        shares[name] = len(compared(name)) / len(with_output)
+        rows.append(f"  {name}: {len(compared(name))} of {len(with_output)} ({shares[name]:.0%})")
+    total = sum(len(compared(name)) for name in NOTEBOOKS)
+    every = sum(bool(cell.outputs) for name in NOTEBOOKS for cell in code_cells(name))
+    with capsys.disabled():
+        print("\noutputs that nbval compares:", *rows, sep="\n")
+        print(f"  all chapters: {total} of {every} ({total / every:.0%})")
+    assert total / every >= 0.70
+    assert min(shares.values()) >= 0.60
+
+
+def spoilt(outputs):
+    """The same outputs, changed as little as a slip of the hand would."""
+    outputs = copy.deepcopy(outputs)
+    output = outputs[-1]
+    if output.output_type == "stream":
+        output.text = output.text.rstrip("\n") + "!\n"
+    elif output.output_type == "error":
+        output.evalue += "!"
+    elif "<svg" in output.data.get("text/html", ""):
+        output.data["text/plain"] += "!"
+    else:
+        for key in output.data:
+            output.data[key] += "!"
+    return outputs
+
+
+def test_nbval_notices_every_compared_output_that_was_changed(tmp_path):
+    for entry in ROOT.iterdir():  # chapters read files beside their own folder
+        if entry.name in ("rungs", "src", "book"):
+            (tmp_path / entry.name).symlink_to(entry)
+    (tmp_path / "notebooks").mkdir()
+    expected = set()
+    for name, notebook in NOTEBOOKS.items():
+        notebook = copy.deepcopy(notebook)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        for number, cell in enumerate(cells):
+            if cell.outputs and "nbval-ignore-output" not in tags(cell):
+                cell.outputs = spoilt(cell.outputs)
+                expected.add((name, number))
+        nbformat.write(notebook, tmp_path / "notebooks" / f"{name}.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q", "-rf", "--tb=no",
+         "--nbval-cell-timeout=120", f"--nbval-sanitize-with={ROOT / 'tests/nbval_sanitize.cfg'}",
+         "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "notebooks"],
+        cwd=tmp_path, env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    failed = {
+        (name, int(number))
+        for name, number in re.findall(
+            r"^FAILED notebooks/(\w+)\.ipynb::ipynb::Cell (\d+)", done.stdout, re.MULTILINE
+        )
+    }
+    assert failed == expected, done.stdout[-3000:]

@@ -1,0 +1,152 @@
+"""The standalone programs in ``rungs/``, run as a reader runs them."""
+
+import ast
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchladder import data, models
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
+NAMES = [program.name for program in PROGRAMS]
+ON_CPU = {"2_gpu.py": ["--device", "cpu"]}
+
+
+def run(name, *options):
+    # One thread: on a machine with other work, two that wait for each other are far slower.
+    return subprocess.run(
+        [sys.executable, ROOT / "rungs" / name, *map(str, options)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def on_cpu(name, *options):
+    return run(name, *ON_CPU.get(name, []), *options)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Each program's output and saved file after one epoch on the bundled set."""
+    folder = tmp_path_factory.mktemp("rungs")
+    results = {}
+    for name in NAMES:
+        path = folder / f"{name}.pt"
+        done = on_cpu(name, "--data", data.BUNDLED, "--epochs", 1, "--lr", 0.1, "--save", path)
+        results[name] = done, path
+    return results
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_epoch_gives_a_useful_model(trained, name):
+    done, _ = trained[name]
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    first, last = done.stdout.splitlines()
+    assert re.fullmatch(r"epoch 1: loss \d\.\d{3}, test [\d.]+%, [\d,]+ images/s", first)
+    assert float(re.fullmatch(r"test accuracy: ([\d.]+)%", last)[1]) > 72
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
+    done, path = trained[name]
+    state = torch.load(path, weights_only=True)
+    assert [path.name for path in path.parent.glob(f"{name}*")] == [path.name]
+    assert {tensor.device.type for tensor in state.values()} == {"cpu"}
+    model = models.LeNet()
+    # The same layers, in one Sequential there and in two here.
+    model.load_state_dict(dict(zip(model.state_dict(), state.values(), strict=True)))
+    fashion = data.load()
+    with torch.inference_mode():
+        right = model(fashion.normalise(fashion.test_images)).argmax(1) == fashion.test_labels
+    assert f"test accuracy: {right.float().mean():.2%}" in done.stdout
+
+
+def test_both_programs_do_the_same_computation(trained):
+    first, *others = [torch.load(path) for _, path in trained.values()]
+    for other in others:
+        assert all(torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--data", "no/such/folder"], "no/such/folder: no Fashion-MNIST there ("),
+        (["--data", __file__], f"{__file__}: no Fashion-MNIST there ("),
+        (["--data", data.BUNDLED, "--epochs", 0], "--epochs and --batch-size start at 1."),
+        (["--data", data.BUNDLED, "--save", "no/such/a.pt"], "folder no/such does not exist."),
+    ],
+    ids=["missing", "not a data set", "no epochs", "nowhere to save"],
+)
+def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence):
+    done = on_cpu(name, *options)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_run_that_fails_leaves_the_saved_file_as_it_was(tmp_path):
+    kept = tmp_path / "kept.pt"
+    kept.write_bytes(b"earlier weights")
+    done = on_cpu("1_cpu.py", "--data", "no/such/folder", "--save", kept)
+    assert done.returncode == 1
+    assert kept.read_bytes() == b"earlier weights"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_mixed_precision_trains_on_the_cpu_too(precision):
+    options = ["--data", data.BUNDLED, "--epochs", 1, "--batch-size", 500, "--amp", precision]
+    done = on_cpu("2_gpu.py", *options)
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy: " in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_rung_2_says_that_there_is_no_gpu():
+    done = run("2_gpu.py", "--data", data.BUNDLED)
+    assert done.returncode == 1
+    assert done.stderr == "PyTorch finds no CUDA GPU here. Try --device cpu.\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("options", [[], ["--amp", "fp16"], ["--amp", "bf16"]])
+def test_rung_2_trains_on_a_gpu(options, tmp_path):
+    path = tmp_path / "lenet.pt"
+    done = run("2_gpu.py", "--data", data.BUNDLED, "--epochs", 2, "--save", path, *options)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1].rstrip("%")) > 75
+    assert {tensor.device.type for tensor in torch.load(path).values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
+def test_a_program_is_short_and_stands_alone(program):
+    source = program.read_text()
+    assert len(source.splitlines()) < 100
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module] if isinstance(node, ast.ImportFrom) else [n.name for n in node.names]
+        )
+    }
+    assert imported - set(sys.stdlib_module_names) == {"numpy", "torch", "torchvision"}
+
+
+@pytest.mark.parametrize("rung", range(1, len(PROGRAMS)))
+def test_a_rung_keeps_the_lines_of_the_one_below_in_their_order(rung):
+    below, this = (PROGRAMS[i].read_text().splitlines() for i in (rung - 1, rung))
+    matcher = difflib.SequenceMatcher(None, below, this, autojunk=False)
+    kept = sum(block.size for block in matcher.get_matching_blocks())
+    assert kept >= 0.8 * len(below)
