@@ -99,17 +99,19 @@ def test_cells_hold_one_idea(name):
 
 @every_notebook
 def test_three_exercises_or_more_have_a_hidden_solution_that_checks_itself(name):
-    cells = NOTEBOOKS[name].cells
-    solutions = 0
-    for number, cell in enumerate(cells):
-        for _ in re.findall(
-            r"^### Exercise", cell.source if cell.cell_type == "markdown" else "", re.M
-        ):
-            solution = next(c for c in cells[number:] if c.cell_type == "code")
-            assert "hide-cell" in tags(solution), cell.source
-            assert isinstance(ast.parse(solution.source).body[-1], ast.Assert), solution.source
-            solutions += 1
-    assert solutions >= 3
+    exercises = {}
+    for cell in NOTEBOOKS[name].cells:
+        if cell.cell_type == "markdown" and (heading := re.match(r"#+ .*", cell.source)):
+            title = heading[0] if heading[0].startswith("### Exercise") else None
+        elif cell.cell_type == "code" and title and "hide-cell" in tags(cell):
+            exercises[title] = cell.source  # the last one counts
+    titles = re.findall(
+        r"^### Exercise.*", "\n".join(c.source for c in NOTEBOOKS[name].cells), re.M
+    )
+    assert list(exercises) == titles
+    assert len(titles) >= 3
+    for title, source in exercises.items():
+        assert isinstance(ast.parse(source).body[-1], ast.Assert), title
 
 
 def test_nbval_compares_at_least_70_percent_of_the_outputs(capsys):
