@@ -101,8 +101,9 @@ def test_cells_hold_one_idea(name):
 def test_three_exercises_or_more_have_a_hidden_solution_that_checks_itself(name):
     exercises = {}
     for cell in NOTEBOOKS[name].cells:
-        if cell.cell_type == "markdown" and (heading := re.match(r"#+ .*", cell.source)):
-            title = heading[0] if heading[0].startswith("### Exercise") else None
+        headings = re.findall(r"^#+ .*", cell.source, re.M) if cell.cell_type == "markdown" else []
+        if headings:
+            title = headings[-1] if headings[-1].startswith("### Exercise") else None
         elif cell.cell_type == "code" and title and "hide-cell" in tags(cell):
             exercises[title] = cell.source  # the last one counts
     titles = re.findall(
