@@ -322,6 +322,7 @@ class Visit:
     widths: dict = field(default_factory=dict)
     search_boxes: dict = field(default_factory=dict)
     uncoloured: list = field(default_factory=list)
+    uncopiable: list = field(default_factory=list)
     violations: list = field(default_factory=list)
     theme: str = ""
 
@@ -338,6 +339,21 @@ UNCOLOURED = """() => [...document.querySelectorAll('.cell_input pre')]
         (pre.querySelector('.k, .kn, .s2, .mi') && new Set([...pre.querySelectorAll('span')]
             .map(span => getComputedStyle(span).color)).size < 2))
     .map(pre => pre.innerText.slice(0, 60))"""
+
+UNCOPIABLE = """() => [...document.querySelectorAll('.cell_input .highlight')]
+    .filter(block => !block.querySelector('button.copybtn'))
+    .map(block => block.innerText.slice(0, 60))"""
+
+# Of the thousands of coloured words on a page, axe needs to see one of each kind and place.
+ONE_OF_A_KIND = """() => {
+    const kinds = new Set();
+    for (const span of document.querySelectorAll('pre span[class]')) {
+        const place = span.closest('ins, del, .output, .cell_input, .rung-diff, .highlight');
+        const kind = span.className + ' in ' + place?.tagName + ' ' + place?.className;
+        if (kinds.has(kind)) span.replaceWith(...span.childNodes);
+        kinds.add(kind);
+    }
+}"""
 
 # Without preload: false, axe itself asks for style sheets, some of them by wrong addresses.
 AXE = """async () =>
@@ -386,8 +402,10 @@ def visit(context, address, name, theme, axe):
     page.goto(address + name)
     seen.theme = page.evaluate("document.documentElement.dataset.theme")
     seen.uncoloured = page.evaluate(UNCOLOURED)
+    seen.uncopiable = page.evaluate(UNCOPIABLE)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     page.wait_for_timeout(50)
+    page.evaluate(ONE_OF_A_KIND)
     page.evaluate(axe)
     seen.violations = page.evaluate(AXE)
     for width in (DESKTOP, PHONE):
@@ -425,6 +443,10 @@ def test_every_page_shows_one_search_box(visits):
 
 def test_every_code_cell_is_coloured(visits):
     assert {seen.where: seen.uncoloured for seen in visits if seen.uncoloured} == {}
+
+
+def test_every_code_cell_has_a_copy_button(visits):
+    assert {seen.where: seen.uncopiable for seen in visits if seen.uncopiable} == {}
 
 
 def test_axe_finds_nothing_serious_in_either_theme(visits):
