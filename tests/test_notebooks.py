@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
-TAGS = {"nbval-ignore-output", "raises-exception", "hide-cell", "hide-input"}
+TAGS = {"nbval-ignore-output", "raises-exception", "hide-cell", "hide-input", "remove-cell"}
 
 every_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
 
