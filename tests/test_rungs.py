@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,16 +77,25 @@ def test_both_programs_do_the_same_computation(trained):
         assert all(torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("name", "options", "sentence"),
     [
-        (["--data", "no/such/folder"], "no/such/folder: no Fashion-MNIST there ("),
-        (["--data", __file__], f"{__file__}: no Fashion-MNIST there ("),
-        (["--data", data.BUNDLED, "--epochs", 0], "--epochs and --batch-size start at 1."),
-        (["--data", data.BUNDLED, "--save", "no/such/a.pt"], "folder no/such does not exist."),
+        *[
+            (name, ["--data", "no/such"], "--data no/such: no Fashion-MNIST there (")
+            for name in NAMES
+        ],
+        ("1_cpu.py", ["--data", __file__], f"--data {__file__}: no Fashion-MNIST there ("),
+        (
+            "1_cpu.py",
+            ["--data", data.BUNDLED, "--epochs", 0],
+            "--epochs and --batch-size start at 1.",
+        ),
+        (
+            "1_cpu.py",
+            ["--data", data.BUNDLED, "--save", "no/a.pt"],
+            "the folder no does not exist.",
+        ),
     ],
-    ids=["missing", "not a data set", "no epochs", "nowhere to save"],
 )
 def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence):
     done = on_cpu(name, *options)
@@ -95,20 +105,13 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence)
     assert done.stdout == ""
 
 
-def test_a_run_that_fails_leaves_the_saved_file_as_it_was(tmp_path):
-    kept = tmp_path / "kept.pt"
-    kept.write_bytes(b"earlier weights")
-    done = on_cpu("1_cpu.py", "--data", "no/such/folder", "--save", kept)
-    assert done.returncode == 1
-    assert kept.read_bytes() == b"earlier weights"
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_mixed_precision_trains_on_the_cpu_too(precision):
-    options = ["--data", data.BUNDLED, "--epochs", 1, "--batch-size", 500, "--amp", precision]
-    done = on_cpu("2_gpu.py", *options)
+def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(tmp_path):
+    few = tmp_path / "few.npz"
+    with np.load(data.BUNDLED) as arrays:
+        np.savez(few, **{key: arrays[key][:600] for key in arrays.files})
+    done = on_cpu("2_gpu.py", "--data", few, "--epochs", 8, "--amp", "fp16")
     assert done.returncode == 0, done.stderr
-    assert "test accuracy: " in done.stdout
+    assert float(done.stdout.split()[-1].rstrip("%")) > 40
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
