@@ -1,5 +1,6 @@
 """Clocks wait for the device, warm-up is not counted, shares add up."""
 
+import subprocess
 import sys
 from time import perf_counter
 
@@ -92,6 +93,16 @@ def test_memory_is_asked_of_the_right_device(monkeypatch):
     assert reset == [torch.device("cuda:0")]
 
 
-def test_a_system_that_does_not_say_gives_none(monkeypatch):
+def test_a_child_does_not_start_with_its_parents_peak():
+    program = "from torchladder.measuring import peak_memory, torch;"
+    program += "print(peak_memory(torch.device('cpu')))"
+    held = torch.ones(1_000_000_000 // 4)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert int(done.stdout) < held.nbytes < peak_memory(CPU)
+
+
+def test_without_proc_the_peak_is_asked_of_the_system_or_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(measuring, "Path", lambda path: tmp_path / "not there")
+    assert peak_memory(CPU) > 0
     monkeypatch.setitem(sys.modules, "resource", None)
     assert peak_memory(CPU) is None

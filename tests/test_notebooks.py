@@ -170,7 +170,7 @@ def test_nbval_notices_every_compared_output_that_was_changed(tmp_path):
     failed = {
         (name, int(number))
         for name, number in re.findall(
-            r"^FAILED notebooks/(\w+)\.ipynb::ipynb::Cell (\d+)", done.stdout, re.MULTILINE
+            r"^FAILED notebooks/(\w+)\.ipynb::(?:ipynb::)?Cell (\d+)", done.stdout, re.MULTILINE
         )
     }
     assert failed == expected, done.stdout[-3000:]

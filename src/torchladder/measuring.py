@@ -7,10 +7,11 @@ allocate, choose algorithms, compile), and what comes out is several runs, not o
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -144,9 +145,11 @@ def peak_memory(device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
+    status = Path("/proc/self/status")
+    if status.exists():  # not getrusage: on Linux a child starts with its parent's peak
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
     try:
         import resource
     except ImportError:
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
