@@ -34,8 +34,9 @@ lint: venv
 site: venv
 	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
 
+# Two tests at a time with a thread each: threads that wait for a busy core are very slow.
 unit: venv
-	$(BIN)/python -m pytest --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=10 --cov --cov-report=term
 
 notebooks: venv
 	$(BIN)/python -m pytest $(NBVAL) -p no:randomly -p no:cacheprovider --durations=5 notebooks

@@ -16,3 +16,15 @@ def _same_numbers_in_every_order():
     ours = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # set by pytest and by torch
     changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
     assert changed <= ours, f"the test changed the environment: {changed - ours}"
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not any("test_notebooks.py" in r.nodeid for r in terminalreporter.getreports("passed")):
+        return
+    from test_notebooks import compared_counts
+
+    counts = compared_counts()
+    counts["all chapters"] = tuple(map(sum, zip(*counts.values(), strict=True)))
+    terminalreporter.section("outputs that nbval compares")
+    for name, (ours, every) in counts.items():
+        terminalreporter.line(f"{name}: {ours} of {every} ({ours / every:.0%})")
