@@ -1,6 +1,7 @@
 """The command does what the notebooks do, and answers bad input with one sentence."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,32 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch, capsys):
     assert path.read_bytes() == b"the last good one"
     assert os.listdir(tmp_path) == ["model.pt"]
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_two_ranks_train_and_only_the_first_prints_and_saves(tmp_path):
+    path = tmp_path / "lenet.pt"
+    done = run("train", "--rung", "ddp", "--nproc", "2", "--epochs", "1", "--save", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("LeNet on 2 ranks (gloo), fashion_mnist_small")
+    assert done.stdout.count("test accuracy") == 1
+    LeNet().load_state_dict(torch.load(path))
+
+
+def test_torchrun_starts_the_same_training():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "torchladder", "train", "--rung", "ddp", "--epochs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("LeNet on 2 ranks (gloo)") == 1
+    assert done.stdout.count("test accuracy") == 1
+
+
+def test_bad_input_is_one_sentence_on_a_rank_too():
+    done = run("train", "--rung", "ddp", "--epochs", "0")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"torchladder train: rank \d of 2 failed with ValueError: epochs=0: .*\n", done.stderr
+    )
 
 
 # --- doctor -------------------------------------------------------------------------------------

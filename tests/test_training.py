@@ -173,7 +173,7 @@ def test_the_bar_is_silent_when_asked(data, capfd, monkeypatch):
     [
         ({"epochs": 0}, "epochs=0: train for at least one"),
         ({"lr": 0}, "lr=0: the learning rate is above 0"),
-        ({"rung": "tpu"}, "No rung 'tpu': choose one of cpu, gpu"),
+        ({"rung": "tpu"}, "No rung 'tpu': choose one of cpu, gpu, dp, ddp"),
         ({"amp": "int8"}, "amp='int8': choose None, 'fp16' or 'bf16'"),
         ({"batch_size": 0}, "batch_size=0: a batch holds at least one image"),
         ({"device": "gpu"}, "'gpu' is not a device"),

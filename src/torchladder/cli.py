@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         print(f"torchladder {options.command}: {error}", file=sys.stderr)
         status = 2
+    except RuntimeError as error:
+        if type(error).__name__ != "LaunchError":  # whose import costs what torch's does
+            raise
+        # Bad input is one sentence on a rank too; of any other failure the traceback is wanted.
+        bad_input = re.search(r" failed with (ValueError|\w*FileNotFoundError): .*", str(error))
+        text = str(error).splitlines()[0] if bad_input else error
+        print(f"torchladder {options.command}: {text}", file=sys.stderr)
+        status = 2 if bad_input else 1
     except KeyboardInterrupt:
         print(f"torchladder {options.command}: interrupted", file=sys.stderr)
         status = 130
@@ -46,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=_train)
     add = train.add_argument
-    add("--rung", default="cpu", help="cpu or gpu")
+    add("--rung", default="cpu", help="cpu, gpu, dp or ddp")
+    add("--nproc", type=int, default=2, help="processes on rung ddp (torchrun decides for itself)")
     add("--device", help="which GPU on rung gpu, such as cuda:1")
     add("--model", choices=MODELS, default="lenet")
     add("--width", type=float, default=1 / 16, help="factor on the sizes of linear-conv")
@@ -54,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--folder", help="where the data set lies, if not in one of the usual places")
     add("--download", action="store_true", help="fetch the data set if it is not there")
     add("--epochs", type=int, default=5)
-    add("--batch-size", type=int, default=64)
+    add("--batch-size", type=int, default=64, help="on rung ddp: of each process")
     add("--lr", type=float, default=0.05, help="learning rate of the first step")
     add("--seed", type=int, default=0)
     add("--amp", choices=["fp16", "bf16"], help="mixed precision")
@@ -74,6 +84,24 @@ def _train(options: argparse.Namespace) -> int:
         folder = options.save.absolute().parent
         if options.save.is_dir() or not os.access(folder, os.W_OK):
             raise OSError(f"--save {options.save}: name a file in a folder that can be written.")
+    if options.rung != "ddp":
+        return _train_here(options)
+    import torch.distributed as dist
+
+    from torchladder.launching import join_group, launch
+
+    if "RANK" not in os.environ:  # not under torchrun: start the ranks from here
+        launch(_train_here, options, nprocs=options.nproc)
+        return 0
+    join_group()
+    try:
+        return _train_here(options)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train_here(options: argparse.Namespace) -> int:
+    """Train in this process; of several ranks only the first prints and saves."""
     import torch
 
     from torchladder.data import load
@@ -83,7 +111,14 @@ def _train(options: argparse.Namespace) -> int:
     data = load(options.data, options.folder, download=options.download)
     torch.manual_seed(options.seed)
     model = _model(options, data)
-    print(f"{type(model).__name__} on {device}, {data}", flush=True)
+    first, where = True, device
+    if options.rung == "ddp":
+        import torch.distributed as dist
+
+        first = dist.get_rank() == 0
+        where = f"{dist.get_world_size()} ranks ({dist.get_backend()})"
+    if first:
+        print(f"{type(model).__name__} on {where}, {data}", flush=True)
     history = train(
         model,
         data,
@@ -99,6 +134,8 @@ def _train(options: argparse.Namespace) -> int:
         channels_last=options.channels_last,
         compile=options.compile,
     )
+    if not first:
+        return 0
     print(history)
     if options.save:
         # To a temporary file first: a crash here must not cost the file that was there.

@@ -342,11 +342,15 @@ def loader(
     seed: int = 0,
     workers: int = 0,
     pin_memory: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> DataLoader:
     """Batches of one split on the CPU; ``"train"`` is shuffled anew each epoch, ``"test"`` is not.
 
     The order depends on `seed` and on the epoch given to ``loader.sampler.set_epoch(epoch)``,
-    and on nothing else, so that a run can be repeated and, from rung 4 on, shared among ranks.
+    and on nothing else. Of that one order, rank r of n reads every n-th image from the r-th on.
+    For training, each rank gets equally many: up to n - 1 images are read twice. Test images are
+    each read once, by one rank.
 
     Raises
     ------
@@ -357,10 +361,7 @@ def loader(
     _check_batches(dataset.images, split, batch_size)
     if workers < 0:
         raise ValueError(f"workers={workers}: give 0 (load in this process) or more.")
-    # Rank 0 of 1 for now: with more ranks, only these two numbers change.
-    sampler = DistributedSampler(
-        dataset, num_replicas=1, rank=0, shuffle=split == "train", seed=seed
-    )
+    sampler = _sampler(dataset, split, seed, rank, world_size)
     return DataLoader(
         dataset,
         batch_size,
@@ -386,22 +387,31 @@ class DeviceBatches:
         device: torch.device,
         batch_size: int = 64,
         seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self.data = data
         self.images, self.labels = (tensor.to(device) for tensor in data.split(split))
         _check_batches(self.images, split, batch_size)
         self.batch_size = batch_size
-        self.sampler = DistributedSampler(
-            self.images, num_replicas=1, rank=0, shuffle=split == "train", seed=seed
-        )
+        self.sampler = _sampler(self.images, split, seed, rank, world_size)
 
     def __len__(self) -> int:
-        return -(-len(self.images) // self.batch_size)
+        return -(-len(self.sampler) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.tensor(list(self.sampler), device=self.images.device)
         for indices in order.split(self.batch_size):
             yield self.data.normalise(self.images[indices]), self.labels[indices]
+
+
+def _sampler(
+    dataset: Dataset | Tensor, split: str, seed: int, rank: int, world_size: int
+) -> DistributedSampler | range:
+    if split == "train":
+        return DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed)
+    # DistributedSampler would repeat images to give each rank as many, and count them twice.
+    return range(rank, len(dataset), world_size)
 
 
 def _check_batches(images: Tensor, split: str, batch_size: int) -> None:

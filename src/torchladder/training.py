@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from torchladder.data import DeviceBatches, ImageData, loader
@@ -17,7 +19,7 @@ from torchladder.measuring import peak_memory, reset_peak_memory
 from torchladder.models import evaluation_mode
 from torchladder.tables import Table, in_bytes
 
-RUNGS = ("cpu", "gpu")
+RUNGS = ("cpu", "gpu", "dp", "ddp")
 SPLITS = ("train", "test")
 AMP_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -88,6 +90,7 @@ def train(
     on_device: bool = False,
     channels_last: bool = False,
     compile: bool = False,
+    ddp_options: dict | None = None,
     progress: bool = True,
 ) -> History:
     """Train `model` on `data` in place, evaluating it after every epoch.
@@ -102,12 +105,17 @@ def train(
         Gives logits of shape ``(batch, classes)``. It is moved to the rung's device.
     data : ImageData
         From `torchladder.data.load`.
-    epochs, batch_size : int
+    epochs : int
+    batch_size : int
+        Images a step; on rung ``'ddp'``, images a step *of each rank*.
     lr : float
         The learning rate of the first step.
-    rung : {'cpu', 'gpu'}
+    rung : {'cpu', 'gpu', 'dp', 'ddp'}
+        ``'dp'`` splits each batch over all GPUs, and is rung ``'cpu'`` where there is none.
+        ``'ddp'`` is called by every rank of a process group, with the same arguments: under
+        torchrun, or through `torchladder.launching.launch`.
     device : str or torch.device, optional
-        Which GPU on rung ``'gpu'``; default the first.
+        Which GPU on rung ``'gpu'``; default the first. The upper rungs choose their own.
     seed : int
         Also seeds PyTorch's global generators.
     amp : {None, 'fp16', 'bf16'}
@@ -120,12 +128,16 @@ def train(
         Memory layout that convolutions on recent GPUs are fastest with.
     compile : bool
         ``model.compile()``; the first steps then take long.
+    ddp_options : dict, optional
+        Passed to `DistributedDataParallel`, ``find_unused_parameters`` and the like.
     progress : bool
-        A bar on stderr if the run takes over two seconds (never under ``TQDM_DISABLE=1``).
+        A bar on stderr if the run takes over two seconds (never under ``TQDM_DISABLE=1``), on
+        rank 0 only.
 
     Returns
     -------
     History
+        The same on every rank but for seconds and memory: metrics are summed over the ranks.
 
     Raises
     ------
@@ -143,7 +155,8 @@ def train(
         raise ValueError(f"workers={workers}: nothing to load when on_device=True keeps the data.")
 
     torch.manual_seed(seed)
-    options = {"batch_size": batch_size, "seed": seed}
+    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()} if rung == "ddp" else {}
+    options = {"batch_size": batch_size, "seed": seed, **ranks}
     if on_device:
         batches = {s: DeviceBatches(data, s, device=device, **options) for s in SPLITS}
     else:
@@ -154,6 +167,7 @@ def train(
         model.to(memory_format=torch.channels_last)
     if compile:
         model.compile()
+    wrapped = wrap(model, rung, device, **(ddp_options or {}))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     steps = epochs * len(batches["train"])
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
@@ -161,17 +175,25 @@ def train(
     scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
 
     history = History()
-    hidden = {} if progress else {"disable": True}
+    hidden = {} if progress and not ranks.get("rank") else {"disable": True}
+    across_ranks = rung == "ddp"
     with tqdm(total=steps, desc="training", unit="batch", delay=2, **hidden) as bar:
         for epoch in range(epochs):
             batches["train"].sampler.set_epoch(epoch)
             reset_peak_memory(device)
             start = perf_counter()
             trained = train_epoch(
-                model, batches["train"], optimizer, schedule, scaler=scaler, amp=amp, bar=bar
+                wrapped,
+                batches["train"],
+                optimizer,
+                schedule,
+                scaler=scaler,
+                amp=amp,
+                bar=bar,
+                across_ranks=across_ranks,
             )
             seconds = perf_counter() - start
-            tested = evaluate(model, batches["test"], amp=amp)
+            tested = evaluate(model, batches["test"], amp=amp, across_ranks=across_ranks)
             history.append(
                 Epoch(
                     epoch + 1,
@@ -197,10 +219,12 @@ def train_epoch(
     scaler: torch.amp.GradScaler | None = None,
     amp: str | None = None,
     bar: tqdm | None = None,
+    across_ranks: bool = False,
 ) -> Metrics:
     """One pass over `batches`, a step of `optimizer` (and `schedule`) a batch.
 
-    The metrics are those of the model as it was at each step, averaged by image.
+    The metrics are those of the model as it was at each step, averaged by image; of all ranks'
+    images if `across_ranks`, in which case every rank has to call this.
     """
     device = device_of_model(model)
     scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
@@ -221,13 +245,16 @@ def train_epoch(
         add_batch(totals, logits, labels, loss)
         if bar is not None:
             bar.update()
-    return metrics_of(totals)
+    return metrics_of(totals, across_ranks=across_ranks)
 
 
-def evaluate(model: nn.Module, batches: Batches, *, amp: str | None = None) -> Metrics:
+def evaluate(
+    model: nn.Module, batches: Batches, *, amp: str | None = None, across_ranks: bool = False
+) -> Metrics:
     """Loss and accuracy of `model` over `batches`, on the model's device.
 
-    Runs in evaluation mode without gradients; every module's mode is then as it was.
+    Runs in evaluation mode without gradients; every module's mode is then as it was. With
+    `across_ranks`, over the batches of all ranks, and every rank has to call it.
 
     Raises
     ------
@@ -243,7 +270,7 @@ def evaluate(model: nn.Module, batches: Batches, *, amp: str | None = None) -> M
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels)
             add_batch(totals, logits, labels, loss)
-    return metrics_of(totals)
+    return metrics_of(totals, across_ranks=across_ranks)
 
 
 def add_batch(totals: Tensor, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
@@ -256,8 +283,14 @@ def add_batch(totals: Tensor, logits: Tensor, labels: Tensor, loss: Tensor) -> N
     totals[2] += len(labels)
 
 
-def metrics_of(totals: Tensor) -> Metrics:
-    """`Metrics` from sums of loss, correct answers and images; this waits for the device."""
+def metrics_of(totals: Tensor, *, across_ranks: bool = False) -> Metrics:
+    """`Metrics` from sums of loss, correct answers and images; this waits for the device.
+
+    Ranks add their sums and counts before dividing: a mean of the ranks' means would be wrong
+    where they hold unequally many images.
+    """
+    if across_ranks:
+        dist.all_reduce(totals)
     loss, correct, count = totals.tolist()
     if not count:
         raise ValueError("No batches: there is nothing to train on or evaluate.")
@@ -275,20 +308,43 @@ def device_of_model(model: nn.Module) -> torch.device:
 
 
 def device_of(rung: str, device: str | torch.device | None = None) -> torch.device:
-    """The device that `rung` trains on.
+    """The device that `rung` trains on, in this process.
 
     Raises
     ------
     ValueError
-        For an unknown rung, a rung this machine lacks, or a device that is not of the rung.
+        For an unknown rung, a rung this machine lacks, rung ``'ddp'`` without a process group, or
+        a device that is not of the rung.
     """
     if rung not in RUNGS:
         raise ValueError(f"No rung {rung!r}: choose one of {', '.join(RUNGS)}.")
+    if rung in ("dp", "ddp") and device is not None:
+        raise ValueError(f"Rung {rung!r} chooses its devices itself: leave device={device!r} out.")
     if rung == "gpu" and device is None:
         if not gpu_count():
             raise ValueError(f"No GPU for rung 'gpu': {why_no_cuda()} Rung 'cpu' runs everywhere.")
         return try_gpu()
+    if rung == "dp":
+        return try_gpu()
+    if rung == "ddp":
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "Rung 'ddp' needs a process group: start the program with torchrun and call "
+                "init_process_group, or call train through torchladder.launching.launch."
+            )
+        cuda = torch.cuda.is_available()
+        return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     chosen = named_device(device or "cpu")
     if (chosen.type == "cpu") != (rung == "cpu"):
         raise ValueError(f"Device '{chosen}' is not on rung {rung!r}; leave one of them out.")
     return chosen
+
+
+def wrap(model: nn.Module, rung: str, device: torch.device, **ddp_options: object) -> nn.Module:
+    """`model` as its rung trains it; the model itself keeps the parameters, under clean names."""
+    if rung == "dp":
+        return nn.DataParallel(model)
+    if rung == "ddp":
+        ids = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, **ddp_options)
+    return model

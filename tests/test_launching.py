@@ -1,0 +1,355 @@
+"""`launch` runs functions in real processes, blames the right one, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchladder import launching
+from torchladder.launching import LaunchError, launch, warm_up
+
+
+def alive(pid):
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server():
+    warm_up()
+    launch(int)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind():
+    """Each test ends with the processes, threads, descriptors and shared memory it began with."""
+
+    def resources():
+        return {
+            "processes": sorted(ranks_running()),
+            "threads": threading.active_count(),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "shared memory": sorted(os.listdir("/dev/shm")),
+        }
+
+    before = resources()
+    yield
+    end = time.monotonic() + 3
+    while (after := resources()) != before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert after == before
+
+
+def ranks_running():
+    """Process ids of the fork server's children."""
+    from multiprocessing.forkserver import _forkserver
+
+    server = _forkserver._forkserver_pid
+    children = Path(f"/proc/{server}/task/{server}/children")
+    return children.read_text().split() if server else []
+
+
+# --- what it does -------------------------------------------------------------------------------
+
+
+def test_results_come_in_rank_order_with_the_group_up():
+    def work(x, *, y):
+        total = torch.ones(3) * dist.get_rank()
+        dist.all_reduce(total)
+        return dist.get_rank(), dist.get_world_size(), x + y, total
+
+    results = launch(work, 1, y=2, nprocs=3)
+    assert [r[:3] for r in results] == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
+    assert all(torch.equal(r[3], torch.full((3,), 3.0)) for r in results)
+
+
+def test_closures_lambdas_and_local_classes_travel():
+    offset = 10
+
+    class Adder:
+        def __call__(self, x):
+            return x + offset + dist.get_rank()
+
+    assert launch(Adder(), 1) == [11, 12]
+    assert launch(lambda x: x * offset, 2) == [20, 20]
+
+
+def test_the_environment_is_torchruns():
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    results = launch(lambda: [os.environ[name] for name in names])
+    assert results == [["0", "0", "2", "2", "127.0.0.1"], ["1", "1", "2", "2", "127.0.0.1"]]
+
+
+def test_the_callers_environment_of_today_arrives(monkeypatch):
+    monkeypatch.setenv("TORCHLADDER_TEST", "now")
+    assert launch(lambda: os.environ.get("TORCHLADDER_TEST")) == ["now", "now"]
+    monkeypatch.delenv("TORCHLADDER_TEST")
+    assert launch(lambda: os.environ.get("TORCHLADDER_TEST")) == [None, None]
+
+
+def test_cores_are_shared_out_unless_the_caller_decides(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert launch(torch.get_num_threads) == [max(1, cores // 2)] * 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert launch(torch.get_num_threads) == [3, 3]
+
+
+def test_ddp_computes_the_gradient_of_the_whole_batch():
+    def gradient(x, y):
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        part = slice(dist.get_rank(), None, dist.get_world_size())
+        ((model(x[part]) - y[part]) ** 2).mean().backward()
+        return model.module.weight.grad
+
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    ((model(x) - y) ** 2).mean().backward()
+    for result in launch(gradient, x, y):
+        torch.testing.assert_close(result, model.weight.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_it_works_after_a_large_product_has_started_the_threads_here():
+    a = torch.randn(1500, 1500)
+    expected = (a @ a).sum()
+    for result in launch(lambda: (a @ a).sum(), timeout=60):
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1.0)
+
+
+def test_data_loader_workers_of_a_rank_work_and_end_with_it():
+    def count():
+        batches = torch.utils.data.DataLoader(range(10), 5, num_workers=1, persistent_workers=True)
+        return [batch.sum().item() for batch in batches]
+
+    assert launch(count) == [[10, 35], [10, 35]]
+
+
+def test_fifty_launches_in_a_row_all_succeed():
+    for i in range(50):
+        assert launch(lambda i=i: i + dist.get_rank()) == [i, i + 1]
+
+
+def test_where_there_is_no_fork_server_spawn_does_the_same(monkeypatch):
+    monkeypatch.setattr(launching, "START_METHOD", "spawn")
+    offset = 5
+    assert launch(lambda: offset + dist.get_rank()) == [5, 6]
+
+
+def test_an_unguarded_script_can_launch(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torchladder.launching import launch\n"
+        "import torch.distributed as dist\n"
+        "def f(): return dist.get_rank()\n"
+        "print(launch(f))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
+
+
+def test_two_callers_can_launch_at_once():
+    program = (
+        "from torchladder.launching import launch; import torch.distributed as dist\n"
+        "print([launch(lambda: dist.get_rank()) for _ in range(5)] == [[0, 1]] * 5)"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=60)[0] for process in both] == ["True\n", "True\n"]
+
+
+# --- what it shows ------------------------------------------------------------------------------
+
+
+def speak():
+    print(f"rank {dist.get_rank()} speaks")
+    print("and errs", file=sys.stderr)
+
+
+@pytest.mark.parametrize(
+    ("show", "expected"),
+    [
+        ("rank0", "rank 0 speaks\nand errs\n"),
+        ("all", "rank 0 speaks\nand errs\n[rank 1] rank 1 speaks\n[rank 1] and errs\n"),
+        ("none", ""),
+    ],
+)
+def test_prints_are_shown_as_asked(show, expected, capsys):
+    launch(speak, show=show)
+    assert capsys.readouterr().out == expected
+
+
+def test_rank_0_is_shown_while_it_works(capsys):
+    seen = []
+
+    def tell():
+        print("first", flush=True)
+        time.sleep(1.0)
+
+    thread = threading.Timer(0.8, lambda: seen.append(capsys.readouterr().out))
+    thread.start()
+    launch(tell)
+    thread.join()
+    assert seen == ["first\n"]
+
+
+def test_a_megabyte_of_prints_blocks_nobody(capsys):
+    launch(lambda: print("x" * 1_000_000), show="all", timeout=60)
+    assert len(capsys.readouterr().out) == 2_000_000 + len("\n[rank 1] \n")
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+def test_the_rank_that_raised_is_blamed_with_its_own_line():
+    def fail():
+        if dist.get_rank() == 1:
+            raise ValueError("no such thing")
+        dist.barrier()
+
+    with pytest.raises(LaunchError) as caught:
+        launch(fail, timeout=60)
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 2 failed with ValueError: no such thing\n")
+    assert 'raise ValueError("no such thing")' in message
+    assert "site-packages" not in message
+    assert caught.value.rank == 1
+    assert launch(dist.get_rank) == [0, 1]
+
+
+def test_a_killed_rank_is_named_with_its_signal():
+    def die():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL"):
+        launch(die, timeout=60)
+    assert launch(dist.get_rank) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("leave", "message"),
+    [
+        (lambda: os._exit(3), "rank [01] of 2 exited with 3"),
+        (lambda: sys.exit("enough"), "failed with SystemExit: enough"),
+        (lambda: (i for i in range(3)), "the generator that was returned cannot be sent back"),
+    ],
+)
+def test_other_ways_to_leave_are_named_too(leave, message):
+    with pytest.raises(LaunchError, match=message):
+        launch(leave, timeout=60)
+
+
+def test_a_failed_ranks_prints_are_shown(capsys):
+    def fail():
+        print(f"rank {dist.get_rank()} before the end")
+        if dist.get_rank() == 1:
+            raise ValueError
+
+    with pytest.raises(LaunchError):
+        launch(fail, show="none", timeout=60)
+    assert capsys.readouterr().out == "[rank 1] rank 1 before the end\n"
+
+
+def test_time_out_says_who_was_still_running_and_where():
+    def wait_for_ever():
+        if dist.get_rank() == 1:
+            time.sleep(100)  # here
+        return dist.get_rank()
+
+    start = time.monotonic()
+    with pytest.raises(TimeoutError) as caught:
+        launch(wait_for_ever, timeout=2)
+    assert time.monotonic() - start < 7
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 2 still running after 2 s\nrank 1 was at:\n")
+    assert "time.sleep(100)  # here" in message
+    assert launch(dist.get_rank) == [0, 1]
+
+
+def test_a_signal_that_nobody_catches_does_not_keep_a_rank_alive():
+    def stubborn():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(100)
+
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        launch(stubborn, timeout=1)
+    assert time.monotonic() - start < 7
+
+
+def test_what_cannot_be_sent_is_refused_before_any_process_starts():
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"<lambda> or its arguments cannot be sent .*lock"):
+        launch(lambda: lock)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="nprocs=0: there is at least one process"):
+        launch(int, nprocs=0)
+    with pytest.raises(ValueError, match="show='rank1'"):
+        launch(int, show="rank1")
+    with pytest.raises(LaunchError, match="nosuchbackend"):
+        launch(int, backend="nosuchbackend")
+
+
+SLEEPER = """
+import os, sys, time
+from torchladder.launching import launch
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(100)
+try:
+    launch(sleep, show="rank0")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_or_killed_caller_leaves_no_rank(sent):
+    caller = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+    rank = int(caller.stdout.readline())
+    assert alive(rank)
+    start = time.monotonic()
+    caller.send_signal(sent)
+    rest = caller.communicate(timeout=10)[0]
+    while alive(rank) and time.monotonic() - start < 5:
+        time.sleep(0.05)
+    assert not alive(rank)
+    assert time.monotonic() - start < 5
+    assert rest == ("interrupted\n" if sent == signal.SIGINT else "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("nprocs", "backend"), [(1, "nccl"), (2, "gloo")])
+def test_ranks_use_the_gpu_after_cuda_has_started_in_the_caller(nprocs, backend):
+    program = f"""
+import torch, torch.distributed as dist
+from torchladder.launching import launch
+x = torch.ones(2, device="cuda")
+def work():
+    y = torch.ones(2, device="cuda") * x.cuda()
+    dist.all_reduce(y)
+    return y, dist.get_backend()
+for y, backend in launch(work, nprocs={nprocs}, backend={backend!r}):
+    assert y.device.type == "cpu" and y.tolist() == [{nprocs}.0] * 2, y
+    assert backend == {backend!r}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,144 @@
+"""Several ranks compute, and report, what one process would."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from torchladder.data import DeviceBatches, balanced_subset, load, loader
+from torchladder.launching import LaunchError, launch
+from torchladder.models import LeNet
+from torchladder.training import evaluate, train
+
+
+def part_of_the_data(count, test=50):
+    small = load()
+    part = balanced_subset(small, count, test)
+    return dataclasses.replace(small, **{k: v for k, v in vars(part).items() if k != "name"})
+
+
+def trained(make=LeNet, *, batch_size, rung="cpu", count=101, **options):
+    """The trained parameters, and the history as plain numbers."""
+    torch.manual_seed(0)
+    model = make().double()
+    data = part_of_the_data(count)
+    model.register_forward_pre_hook(lambda module, inputs: (inputs[0].double(),))
+    history = train(
+        model, data, batch_size=batch_size, rung=rung, epochs=2, progress=False, **options
+    )
+    numbers = [(e.loss, e.accuracy, e.test_loss, e.test_accuracy) for e in history]
+    return dict(model.state_dict()), numbers
+
+
+@pytest.mark.parametrize("options", [{}, {"on_device": True}])
+def test_two_ranks_with_batch_b_equal_one_process_with_batch_2b(options):
+    expected, numbers = trained(batch_size=128)
+    for state, their_numbers in launch(trained, batch_size=64, rung="ddp", **options):
+        for name, tensor in expected.items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+        for mine, theirs in zip(numbers, their_numbers, strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-5)
+
+
+def test_ranks_hold_equal_parameters_even_when_the_images_cannot_be_shared_out_evenly():
+    one, other = launch(trained, batch_size=64, rung="ddp", count=100 + 1, nprocs=2)
+    for name, tensor in one[0].items():
+        assert torch.equal(tensor, other[0][name])
+    assert one[1] == other[1]
+
+
+def norm_net():
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
+
+
+def test_batch_norm_makes_two_ranks_differ_from_one_process():
+    """Each rank normalises by the mean of its own half of the batch: that is not the same."""
+    expected, _ = trained(norm_net, batch_size=128)
+    (state, _), _ = launch(trained, norm_net, batch_size=64, rung="ddp")
+    difference = (state["2.weight"] - expected["2.weight"]).abs().max()
+    assert 1e-6 < difference < 0.5
+
+
+def test_data_parallel_without_a_gpu_is_one_process():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    expected, numbers = trained(batch_size=64)
+    state, their_numbers = trained(batch_size=64, rung="dp")
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    assert numbers == their_numbers
+
+
+def evaluated(test):
+    torch.manual_seed(0)
+    data = part_of_the_data(1, test)
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    batches = loader(data, "test", rank=rank, world_size=world_size)
+    return evaluate(LeNet(), batches, across_ranks=True)
+
+
+@pytest.mark.parametrize("test", [6, 7])
+def test_evaluation_counts_every_image_once_on_any_number_of_ranks(test):
+    torch.manual_seed(0)
+    expected = evaluate(LeNet(), loader(part_of_the_data(1, test), "test"))
+    for metrics in launch(evaluated, test, nprocs=3):
+        assert metrics.count == expected.count == 10 * test
+        assert metrics.accuracy == expected.accuracy
+        assert metrics.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_the_ranks_images_are_one_epoch_in_the_order_of_one_process():
+    data = part_of_the_data(10)
+    whole = loader(data, batch_size=100)
+    parts = [loader(data, batch_size=50, rank=rank, world_size=2) for rank in range(2)]
+    on_device = [
+        DeviceBatches(data, device=torch.device("cpu"), batch_size=50, rank=r, world_size=2)
+        for r in range(2)
+    ]
+    for epoch in range(2):
+        for batches in [whole, *parts, *on_device]:
+            batches.sampler.set_epoch(epoch)
+        ((_, labels),) = whole
+        for pair in (parts, on_device):
+            (((_, one),), ((_, other),)) = pair
+            assert torch.equal(torch.stack([one, other], 1).flatten(), labels)
+
+
+def test_a_rank_that_fails_ends_the_training_of_all():
+    def fail():
+        model = LeNet()
+        if torch.distributed.get_rank() == 1:
+            model.register_forward_hook(lambda *_: 1 / 0)
+        train(model, part_of_the_data(20), rung="ddp", epochs=1, progress=False)
+
+    with pytest.raises(LaunchError, match="rank 1 of 2 failed with ZeroDivisionError"):
+        launch(fail, timeout=60)
+
+
+def test_options_reach_ddp():
+    class HalfUsed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(784, 10), nn.Linear(784, 10)
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    def run(**options):
+        data = part_of_the_data(20)
+        return train(HalfUsed(), data, rung="ddp", epochs=2, progress=False, ddp_options=options)[
+            -1
+        ].loss
+
+    one, other = launch(run, find_unused_parameters=True, timeout=60)
+    assert one == other
+    with pytest.raises(LaunchError, match="Expected to have finished reduction"):
+        launch(run, timeout=60)
+
+
+def test_the_upper_rungs_say_what_they_need():
+    data = part_of_the_data(1)
+    with pytest.raises(ValueError, match="Rung 'ddp' needs a process group: start the program"):
+        train(LeNet(), data, rung="ddp")
+    with pytest.raises(ValueError, match="Rung 'dp' chooses its devices itself"):
+        train(LeNet(), data, rung="dp", device="cpu")
