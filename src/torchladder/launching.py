@@ -380,7 +380,8 @@ def _run_rank(job: bytes, environment: dict, output: Connection | None, result: 
         function, args, kwargs, cells, backend = cloudpickle.loads(job)
         linecache.cache.update({file: (0, None, lines, file) for file, (_, lines) in cells.items()})
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        join_group(backend)
+        with _quiet_stdout():
+            join_group(backend)
         value = function(*args, **kwargs)
         try:
             reply = _to_bytes(("ok", value))
@@ -417,6 +418,19 @@ def join_group(backend: str | None = None) -> None:
     backend = backend or ("nccl" if gpus >= local_size else "gloo")
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     dist.init_process_group(backend, device_id=device)
+
+
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Until PyTorch 2.12, gloo announces every connection on the standard output."""
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _end_with_the_caller() -> None:
