@@ -281,6 +281,17 @@ def test_time_out_says_who_was_still_running_and_where():
     assert launch(dist.get_rank) == [0, 1]
 
 
+def test_a_rank_that_prints_for_ever_is_ended_in_time():
+    def shout():
+        while True:
+            print("x" * 10_000)
+
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        launch(shout, timeout=1, show="none")
+    assert time.monotonic() - start < 10
+
+
 def test_a_signal_that_nobody_catches_does_not_keep_a_rank_alive():
     def stubborn():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -158,8 +158,9 @@ class _Rank:
 
     rank: int
     process: mp.Process
-    output: Connection | None
     result: Connection
+    output: Connection | None  # what it prints; None on Windows
+    stack: Connection | None  # where it is, when asked by a signal; None on Windows
     printed: bytearray = field(default_factory=bytearray)
     shown: int = 0
     reply: tuple | None = None  # ("ok", value) or ("error", time, text) or ("died", time, text)
@@ -167,8 +168,8 @@ class _Rank:
 
 def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
     context = mp.get_context(START_METHOD)
-    result, result_end = context.Pipe(duplex=False)
-    output, output_end = context.Pipe(duplex=False) if os.name == "posix" else (None, None)
+    pipes = [context.Pipe(duplex=False) for _ in range(3 if os.name == "posix" else 1)]
+    ours, theirs = ([*ends, None, None][:3] for ends in zip(*pipes, strict=True))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment = {"OMP_NUM_THREADS": str(max(1, cores // nprocs))} | dict(os.environ)
     environment |= {
@@ -182,13 +183,12 @@ def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     process = context.Process(
-        target=_run_rank, args=(job, environment, output_end, result_end), name=f"rank {rank}"
+        target=_run_rank, args=(job, environment, *theirs), name=f"rank {rank}"
     )
     process.start()
-    result_end.close()
-    if output_end:
-        output_end.close()
-    return _Rank(rank, process, output, result)
+    for connection in filter(None, theirs):
+        connection.close()
+    return _Rank(rank, process, *ours)
 
 
 @contextmanager
@@ -228,7 +228,9 @@ def _follow(ranks: list[_Rank], timeout: float | None, show: str) -> None:
 def _read(r: _Rank) -> None:
     """Take what a rank has printed, its reply, or the news of its death."""
     alive = r.process.is_alive()  # asked first: what it wrote before it died is then in the pipes
-    while r.output and not r.output.closed and r.output.poll():
+    for _ in range(16):  # not for ever: some rank may print faster than this reads
+        if not r.output or r.output.closed or not r.output.poll():
+            break
         chunk = os.read(r.output.fileno(), 65536)
         r.printed += chunk
         if not chunk:
@@ -264,20 +266,13 @@ def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
 
 
 def _stack_of(r: _Rank, cells: dict) -> str:
-    """Where a running rank is, as its signal handler prints it; user's frames first."""
-    if not hasattr(signal, "SIGUSR1"):
-        return f"rank {r.rank}: (no stack on this system)"
-    _read(r)
-    before = len(r.printed)
-    os.kill(r.process.pid, signal.SIGUSR1)
-    end = time.monotonic() + 2.0
-    # It comes in many small writes: read until nothing more does.
-    while time.monotonic() < end and wait([r.output], 0.2 if len(r.printed) > before else 1.0):
-        _read(r)
-        if r.output.closed:
-            break
-    text = r.printed[before:].decode(errors="replace")
-    del r.printed[before:]
+    """Where a running rank is, as its signal handler tells; only the user's frames if possible."""
+    text = ""
+    if r.stack:
+        os.kill(r.process.pid, signal.SIGUSR1)
+        # It comes in many small writes: read until nothing more does.
+        while wait([r.stack], 0.2 if text else 1.0) and (chunk := os.read(r.stack.fileno(), 65536)):
+            text += chunk.decode(errors="replace")
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)
     frames = [f for f in frames if not _of_a_library(f[0])] or frames
     lines = [f"rank {r.rank} was at:"]
@@ -298,11 +293,9 @@ def _end(ranks: list[_Rank]) -> None:
         if r.process.is_alive():
             r.process.kill()
             r.process.join()
-        for connection in (r.output, r.result):
-            if connection and not connection.closed:
-                if connection is r.output:
-                    _read(r)
-                connection.close()
+        _read(r)
+        for connection in filter(None, (r.result, r.output, r.stack)):
+            connection.close()
         r.process.close()
 
 
@@ -358,7 +351,13 @@ def _to_bytes(thing: object) -> bytes:
 # --- in each rank -------------------------------------------------------------------------------
 
 
-def _run_rank(job: bytes, environment: dict, output: Connection | None, result: Connection) -> None:
+def _run_rank(
+    job: bytes,
+    environment: dict,
+    result: Connection,
+    output: Connection | None,
+    stack: Connection | None,
+) -> None:
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
     os.environ.clear()  # the fork server has those of the moment it was started
     os.environ.update(environment)
@@ -374,7 +373,7 @@ def _run_rank(job: bytes, environment: dict, output: Connection | None, result: 
             )
             for fd in (1, 2)
         )
-        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
     cells: dict = {}
     try:
         function, args, kwargs, cells, backend = cloudpickle.loads(job)
