@@ -17,7 +17,7 @@ from torchladder import data, models
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
 NAMES = [program.name for program in PROGRAMS]
-ON_CPU = {"2_gpu.py": ["--device", "cpu"]}
+ON_CPU = {name: ["--device", "cpu"] for name in ("2_gpu.py", "3_dp.py")}
 
 
 def run(name, *options):
@@ -71,9 +71,10 @@ def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
     assert f"test accuracy: {right.float().mean():.2%}" in done.stdout
 
 
-def test_both_programs_do_the_same_computation(trained):
+def test_all_programs_do_the_same_computation_and_save_the_same_keys(trained):
     first, *others = [torch.load(path) for _, path in trained.values()]
     for other in others:
+        assert list(first) == list(other)
         assert all(torch.equal(first[key], other[key]) for key in first)
 
 
@@ -105,31 +106,57 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence)
     assert done.stdout == ""
 
 
-def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(tmp_path):
+@pytest.mark.parametrize("name", ON_CPU)
+def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(name, tmp_path):
     few = tmp_path / "few.npz"
     with np.load(data.BUNDLED) as arrays:
         np.savez(few, **{key: arrays[key][:600] for key in arrays.files})
-    done = on_cpu("2_gpu.py", "--data", few, "--epochs", 8, "--amp", "fp16")
+    done = on_cpu(name, "--data", few, "--epochs", 8, "--amp", "fp16")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1].rstrip("%")) > 40
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_rung_2_says_that_there_is_no_gpu():
-    done = run("2_gpu.py", "--data", data.BUNDLED)
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_program_for_gpus_says_that_there_is_none(name):
+    done = run(name, "--data", data.BUNDLED)
     assert done.returncode == 1
     assert done.stderr == "PyTorch finds no CUDA GPU here. Try --device cpu.\n"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("options", [[], ["--amp", "fp16"], ["--amp", "bf16"]])
-def test_rung_2_trains_on_a_gpu(options, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "amp"),
+    [(name, amp) for name in ON_CPU for amp in [None, "fp16"]] + [("2_gpu.py", "bf16")],
+)
+def test_a_program_for_gpus_trains_on_them(name, amp, tmp_path):
     path = tmp_path / "lenet.pt"
-    done = run("2_gpu.py", "--data", data.BUNDLED, "--epochs", 2, "--save", path, *options)
+    options = ["--amp", amp] if amp else []
+    done = run(name, "--data", data.BUNDLED, "--epochs", 2, "--save", path, *options)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1].rstrip("%")) > 75
     assert {tensor.device.type for tensor in torch.load(path).values()} == {"cpu"}
+
+
+@pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_rung_3_on_two_gpus_trains_as_rung_2_does_on_one(tmp_path):
+    accuracies, keys = [], []
+    for name in ("2_gpu.py", "3_dp.py"):
+        path = tmp_path / f"{name}.pt"
+        done = run(name, "--data", data.BUNDLED, "--epochs", 2, "--save", path)
+        assert done.returncode == 0, done.stderr
+        accuracies.append(float(done.stdout.split()[-1].rstrip("%")))
+        keys.append(list(torch.load(path)))
+    assert keys[0] == keys[1]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=3)
+
+
+def test_rung_3_refuses_the_precision_that_does_not_reach_the_replicas():
+    done = on_cpu("3_dp.py", "--data", data.BUNDLED, "--amp", "bf16")
+    assert done.returncode == 2
+    assert "invalid choice: 'bf16'" in done.stderr
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)

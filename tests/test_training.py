@@ -178,6 +178,7 @@ def test_the_bar_is_silent_when_asked(data, capfd, monkeypatch):
         ({"batch_size": 0}, "batch_size=0: a batch holds at least one image"),
         ({"device": "gpu"}, "'gpu' is not a device"),
         ({"rung": "gpu", "device": "cpu"}, "Device 'cpu' is not on rung 'gpu'"),
+        ({"rung": "dp", "amp": "bf16"}, "amp='bf16': DataParallel would compute in fp16"),
         ({"on_device": True, "workers": 2}, "workers=2: nothing to load"),
     ],
 )

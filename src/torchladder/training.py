@@ -150,6 +150,9 @@ def train(
         raise ValueError(f"lr={lr}: the learning rate is above 0.")
     if amp not in AMP_DTYPES:
         raise ValueError(f"amp={amp!r}: choose None, 'fp16' or 'bf16'.")
+    if rung == "dp" and amp == "bf16":
+        # parallel_apply hands on to its threads that autocast is on, but not its dtype.
+        raise ValueError("amp='bf16': DataParallel would compute in fp16 instead; choose 'fp16'.")
     device = device_of(rung, device)
     if on_device and workers:
         raise ValueError(f"workers={workers}: nothing to load when on_device=True keeps the data.")

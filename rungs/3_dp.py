@@ -1,0 +1,99 @@
+"""Rung 3, DataParallel: train LeNet on Fashion-MNIST and say how good it is (options: --help)."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.datasets import FashionMNIST
+
+
+class LeNet(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        )  # fmt: skip
+
+    def forward(self, pixels):  # bytes until here: a quarter of the floats' size to load and copy
+        return super().forward((pixels.float() / 255 - 0.2860) / 0.3530)
+
+
+def read(path, split):
+    if path.is_dir():
+        data = FashionMNIST(path, train=split == "train", download=True)
+        return TensorDataset(data.data.unsqueeze(1), data.targets)
+    with np.load(path) as arrays:
+        images, labels = (torch.from_numpy(arrays[f"{split}_{k}"]) for k in ("images", "labels"))
+    return TensorDataset(images.unsqueeze(1), labels.long())
+
+
+@torch.inference_mode()
+def evaluate(model, batches):
+    model.eval()
+    right = sum((model(x.to(device)).argmax(1) == y.to(device)).sum() for x, y in batches)
+    return right.item() / len(batches.dataset)
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=Path, required=True, help="an .npz, or a folder to download to")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=64, help="shared among the GPUs")
+parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+parser.add_argument("--amp", choices=["fp16"], help="mixed precision; default: float32")
+parser.add_argument("--save", type=Path, help="the file for the trained state dict")
+args = parser.parse_args()
+if args.device == "cuda" and not torch.cuda.is_available():
+    raise SystemExit("PyTorch finds no CUDA GPU here. Try --device cpu.")
+device = torch.device(args.device)
+amp_dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.amp)
+if min(args.epochs, args.batch_size) < 1:
+    raise SystemExit("--epochs and --batch-size start at 1.")
+if args.save and not args.save.parent.is_dir():
+    raise SystemExit(f"--save {args.save}: the folder {args.save.parent} does not exist.")
+try:
+    train, test = read(args.data, "train"), read(args.data, "test")
+except Exception as error:
+    why = " ".join(str(error).split())[:200]
+    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
+
+torch.manual_seed(0)
+train_batches = DataLoader(train, args.batch_size, shuffle=True, pin_memory=device.type == "cuda")
+test_batches = DataLoader(test, args.batch_size, pin_memory=device.type == "cuda")
+model = LeNet().to(device)
+parallel = nn.DataParallel(model) if device.type == "cuda" else model  # one process, every GPU
+optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, args.epochs * len(train_batches))
+scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "fp16")
+
+for epoch in range(1, args.epochs + 1):
+    start = time.perf_counter()
+    total = torch.zeros((), device=device)  # a tensor: one .item() an epoch, not one a step
+    model.train()
+    for images, labels in train_batches:
+        images, labels = (t.to(device, non_blocking=True) for t in (images, labels))
+        with torch.autocast(device.type, amp_dtype, enabled=args.amp is not None):
+            loss = F.cross_entropy(parallel(images), labels)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        total += loss.detach() * len(images)  # summed by image: the last batch may be smaller
+    loss = total.item() / len(train)
+    rate = len(train) / (time.perf_counter() - start)
+    accuracy = evaluate(model, test_batches)
+    print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.1%}, {rate:,.0f} images/s", flush=True)
+
+print(f"test accuracy: {accuracy:.2%}")
+if args.save:  # beside it, then renamed: killed half-way, it leaves no half-written file there
+    temporary = args.save.with_name(args.save.name + ".tmp")
+    torch.save({name: t.cpu() for name, t in model.state_dict().items()}, temporary)
+    os.replace(temporary, args.save)
