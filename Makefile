@@ -34,12 +34,12 @@ lint: venv
 site: venv
 	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
 
-# Two tests at a time with a thread each: threads that wait for a busy core are very slow.
+# Here and below, two tests at a time with a thread each: threads that wait for a busy core are very slow.
 unit: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=10 --cov --cov-report=term
 
 notebooks: venv
-	$(BIN)/python -m pytest $(NBVAL) -p no:randomly -p no:cacheprovider --durations=5 notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL) -q -n 2 --dist loadscope --durations=5 -p no:randomly -p no:cacheprovider notebooks
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python book/refresh.py
