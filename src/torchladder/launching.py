@@ -120,7 +120,8 @@ def launch(
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
     cells = _cell_sources()
     try:
-        job = _to_bytes((function, args, kwargs, cells, backend))
+        method = mp.get_start_method(allow_none=True)
+        job = _to_bytes((function, args, kwargs, cells, backend, method))
     except Exception as error:
         name = getattr(function, "__name__", function)
         raise TypeError(f"{name} or its arguments cannot be sent to a process: {error}") from error
@@ -376,7 +377,10 @@ def _run_rank(
         faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
     cells: dict = {}
     try:
-        function, args, kwargs, cells, backend = cloudpickle.loads(job)
+        function, args, kwargs, cells, backend, method = cloudpickle.loads(job)
+        # The fork server passes itself on. A data loader here shall start its workers as the
+        # caller would: by fork on most systems, which needs no pickling of a cell's classes.
+        mp.set_start_method(method, force=True)
         linecache.cache.update({file: (0, None, lines, file) for file, (_, lines) in cells.items()})
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         with _quiet_stdout():
