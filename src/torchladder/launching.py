@@ -106,8 +106,8 @@ def launch(
 
     Notes
     -----
-    Whatever happens, Ctrl-C and a notebook's interrupt included, no process is left. On Windows,
-    which has no fork server, every call takes seconds longer and prints are not captured.
+    Whatever happens, Ctrl-C included, no process is left. Where there is no fork server (Windows,
+    not tried), processes are spawned, which is slower, and their prints are not captured.
 
     Examples
     --------
