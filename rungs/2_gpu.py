@@ -92,7 +92,7 @@ for epoch in range(1, args.epochs + 1):
     print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.1%}, {rate:,.0f} images/s", flush=True)
 
 print(f"test accuracy: {accuracy:.2%}")
-if args.save:  # beside it, then renamed: killed half-way, it leaves no half-written file there
+if args.save:  # beside it, then renamed: killed half-way, it spoils nothing
     temporary = args.save.with_name(args.save.name + ".tmp")
     torch.save({name: t.cpu() for name, t in model.state_dict().items()}, temporary)
     os.replace(temporary, args.save)

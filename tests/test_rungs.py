@@ -17,21 +17,28 @@ from torchladder import data, models
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
 NAMES = [program.name for program in PROGRAMS]
-ON_CPU = {name: ["--device", "cpu"] for name in ("2_gpu.py", "3_dp.py")}
+ON_CPU = {name: ["--device", "cpu"] for name in ("2_gpu.py", "3_dp.py", "4_ddp.py")}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def run(name, *options):
+def run(name, *options, processes=2):
+    by_torchrun = [*TORCHRUN, str(processes)] if name == "4_ddp.py" else []
+    return python(*by_torchrun, ROOT / "rungs" / name, *options)
+
+
+def python(*options):
     # One thread: on a machine with other work, two that wait for each other are far slower.
     return subprocess.run(
-        [sys.executable, ROOT / "rungs" / name, *map(str, options)],
+        [sys.executable, *map(str, options)],
         capture_output=True,
         text=True,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def on_cpu(name, *options):
-    return run(name, *ON_CPU.get(name, []), *options)
+def on_cpu(name, *options, **processes):
+    return run(name, *ON_CPU.get(name, []), *options, **processes)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +78,31 @@ def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
     assert f"test accuracy: {right.float().mean():.2%}" in done.stdout
 
 
-def test_all_programs_do_the_same_computation_and_save_the_same_keys(trained):
+def test_all_programs_save_the_same_keys_and_the_first_three_the_same_numbers(trained):
     first, *others = [torch.load(path) for _, path in trained.values()]
     for other in others:
         assert list(first) == list(other)
+    for other in others[:2]:  # rung 4 has another order of the images
         assert all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_rung_4_in_three_processes_says_everything_once(tmp_path):
+    few = few_images(tmp_path, 100)
+    options = ["--data", few, "--epochs", 2, "--batch-size", 10]
+    done = on_cpu("4_ddp.py", *options, processes=3)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "epoch 1",
+        "epoch 2",
+        "test accuracy",
+    ]
+
+
+def test_rung_4_alone_says_how_to_start_it():
+    done = python(ROOT / "rungs" / "4_ddp.py", "--data", data.BUNDLED, "--device", "cpu")
+    assert done.returncode == 1
+    start = "torchrun --standalone --nproc-per-node=2 rungs/4_ddp.py"
+    assert done.stderr == f"Start this with: {start}\n"
 
 
 @pytest.mark.parametrize(
@@ -102,18 +129,25 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence)
     done = on_cpu(name, *options)
     assert done.returncode == 1
     assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    if name != "4_ddp.py":  # torchrun adds its own report
+        assert done.stderr.count("\n") == 1
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(name, tmp_path):
-    few = tmp_path / "few.npz"
-    with np.load(data.BUNDLED) as arrays:
-        np.savez(few, **{key: arrays[key][:600] for key in arrays.files})
-    done = on_cpu(name, "--data", few, "--epochs", 8, "--amp", "fp16")
+    few = few_images(tmp_path, 600)
+    # Two processes take half as many steps, of twice as many images.
+    epochs = 16 if name == "4_ddp.py" else 8
+    done = on_cpu(name, "--data", few, "--epochs", epochs, "--amp", "fp16")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1].rstrip("%")) > 40
+
+
+def few_images(folder, count):
+    with np.load(data.BUNDLED) as arrays:
+        np.savez(folder / "few.npz", **{key: arrays[key][:count] for key in arrays.files})
+    return folder / "few.npz"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -121,14 +155,16 @@ def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(name, tmp_path):
 def test_a_program_for_gpus_says_that_there_is_none(name):
     done = run(name, "--data", data.BUNDLED)
     assert done.returncode == 1
-    assert done.stderr == "PyTorch finds no CUDA GPU here. Try --device cpu.\n"
+    assert "PyTorch finds no CUDA GPU here. Try --device cpu.\n" in done.stderr
+    assert done.stdout == ""
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     ("name", "amp"),
-    [(name, amp) for name in ON_CPU for amp in [None, "fp16"]] + [("2_gpu.py", "bf16")],
+    [(name, amp) for name in ON_CPU for amp in [None, "fp16"]]
+    + [("2_gpu.py", "bf16"), ("4_ddp.py", "bf16")],
 )
 def test_a_program_for_gpus_trains_on_them(name, amp, tmp_path):
     path = tmp_path / "lenet.pt"
@@ -141,16 +177,17 @@ def test_a_program_for_gpus_trains_on_them(name, amp, tmp_path):
 
 @pytest.mark.multigpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
-def test_rung_3_on_two_gpus_trains_as_rung_2_does_on_one(tmp_path):
+def test_the_upper_rungs_on_two_gpus_train_as_rung_2_does_on_one(tmp_path):
     accuracies, keys = [], []
-    for name in ("2_gpu.py", "3_dp.py"):
-        path = tmp_path / f"{name}.pt"
-        done = run(name, "--data", data.BUNDLED, "--epochs", 2, "--save", path)
+    for name in ("2_gpu.py", "3_dp.py", "4_ddp.py"):
+        path, batch = tmp_path / f"{name}.pt", 32 if name == "4_ddp.py" else 64
+        options = ["--data", data.BUNDLED, "--epochs", 2, "--batch-size", batch, "--save", path]
+        done = run(name, *options)
         assert done.returncode == 0, done.stderr
         accuracies.append(float(done.stdout.split()[-1].rstrip("%")))
         keys.append(list(torch.load(path)))
-    assert keys[0] == keys[1]
-    assert accuracies[0] == pytest.approx(accuracies[1], abs=3)
+    assert keys[0] == keys[1] == keys[2]
+    assert accuracies == pytest.approx([accuracies[0]] * 3, abs=3)
 
 
 def test_rung_3_refuses_the_precision_that_does_not_reach_the_replicas():
@@ -162,7 +199,7 @@ def test_rung_3_refuses_the_precision_that_does_not_reach_the_replicas():
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
 def test_a_program_is_short_and_stands_alone(program):
     source = program.read_text()
-    assert len(source.splitlines()) < 100
+    assert len(source.splitlines()) < (130 if program.name == "4_ddp.py" else 100)
     imported = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(source))
