@@ -47,7 +47,7 @@ def _nothing_is_left_behind():
 
     before, shared_before = resources(), shared_memory()
     yield
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     # Shared memory is everybody's: what other programs hold for a moment goes away by itself.
     while (resources() != before or shared_memory() - shared_before) and time.monotonic() < end:
         time.sleep(0.05)
@@ -157,7 +157,8 @@ def test_fifty_launches_in_a_row_all_succeed():
 def test_where_there_is_no_fork_server_spawn_does_the_same(monkeypatch):
     monkeypatch.setattr(launching, "START_METHOD", "spawn")
     offset = 5
-    assert launch(lambda: offset + dist.get_rank()) == [5, 6]
+    with pytest.warns(UserWarning, match="No fork server on this system"):
+        assert launch(lambda: offset + dist.get_rank()) == [5, 6]
 
 
 def test_an_unguarded_script_can_launch(tmp_path):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchladder import __version__
+from torchladder.launching import LaunchError
 
 MODELS = ("lenet", "mlp", "linear-conv")
 
@@ -24,9 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         print(f"torchladder {options.command}: {error}", file=sys.stderr)
         status = 2
-    except RuntimeError as error:
-        if type(error).__name__ != "LaunchError":  # whose import costs what torch's does
-            raise
+    except LaunchError as error:
         # Bad input is one sentence on a rank too; of any other failure the traceback is wanted.
         bad_input = re.search(r" failed with (ValueError|\w*FileNotFoundError): .*", str(error))
         text = str(error).splitlines()[0] if bad_input else error
@@ -73,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--channels-last", action="store_true", help="memory layout for convolutions")
     add("--compile", action="store_true", help="compile the model first")
     add("--save", type=Path, metavar="FILE", help="write the trained state dict there")
+    add("--checkpoint-dir", metavar="DIR", help="save the run there after every epoch")
+    add("--checkpoint-every", type=int, metavar="N", help="save it every N steps, too")
+    add("--resume", default="auto", help="auto (from the newest whole checkpoint), never or a file")
     return parser
 
 
@@ -133,6 +135,9 @@ def _train_here(options: argparse.Namespace) -> int:
         on_device=options.on_device,
         channels_last=options.channels_last,
         compile=options.compile,
+        checkpoint_dir=options.checkpoint_dir,
+        checkpoint_every=options.checkpoint_every,
+        resume=options.resume,
     )
     if not first:
         return 0

@@ -18,13 +18,12 @@ import io
 import linecache
 import multiprocessing as mp
 import os
-import re
 import signal
 import sys
 import threading
 import time
-import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,8 +31,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import cloudpickle
-import torch
-import torch.distributed as dist
+
+from torchladder.frames import Cells, cell_sources, describe, stack_of
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
@@ -108,10 +107,12 @@ def launch(
     Notes
     -----
     Whatever happens, Ctrl-C included, no process is left. Where there is no fork server (Windows,
-    not tried), processes are spawned, which is slower, and their prints are not captured.
+    not tried), processes are spawned, with a warning: that is slower, and their prints are not
+    captured.
 
     Examples
     --------
+    >>> import torch.distributed as dist
     >>> launch(lambda x: x + dist.get_rank(), 10)
     [10, 11]
     """
@@ -119,7 +120,11 @@ def launch(
         raise ValueError(f"nprocs={nprocs}: there is at least one process.")
     if show not in ("rank0", "all", "none"):
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
-    cells = _cell_sources()
+    if START_METHOD == "spawn":
+        warnings.warn("No fork server on this system: every launch takes seconds.", stacklevel=2)
+    import torch.distributed as dist
+
+    cells = cell_sources()
     try:
         method = mp.get_start_method(allow_none=True)
         job = _to_bytes((function, args, kwargs, cells, backend, method))
@@ -137,7 +142,7 @@ def launch(
         _follow(ranks, timeout, show)
         failed = [r for r in ranks if r.reply and r.reply[0] != "ok"]
         unfinished = [] if failed else [r for r in ranks if not r.reply]
-        stacks = [_stack_of(r, cells) for r in unfinished]
+        stacks = [stack_of(r.process.pid, r.stack, cells) for r in unfinished]
     finally:
         _end(ranks)
         del store
@@ -146,8 +151,10 @@ def launch(
         raise _blame(failed, nprocs)
     if unfinished:
         names = " and ".join(f"rank {r.rank}" for r in unfinished)
-        where = "\n".join(stacks)
-        raise TimeoutError(f"{names} of {nprocs} still running after {timeout:g} s\n{where}")
+        lines = [f"{names} of {nprocs} still running after {timeout:g} s"]
+        for r, stack in zip(unfinished, stacks, strict=True):
+            lines += [f"rank {r.rank} was at:", *stack]
+        raise TimeoutError("\n".join(lines))
     return [r.reply[1] for r in ranks]
 
 
@@ -267,23 +274,6 @@ def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
     return LaunchError(f"rank {first.rank} of {nprocs} {text}", first.rank)
 
 
-def _stack_of(r: _Rank, cells: dict) -> str:
-    """Where a running rank is, as its signal handler tells; only the user's frames if possible."""
-    text = ""
-    if r.stack:
-        os.kill(r.process.pid, signal.SIGUSR1)
-        # It comes in many small writes: read until nothing more does.
-        while wait([r.stack], 0.2 if text else 1.0) and (chunk := os.read(r.stack.fileno(), 65536)):
-            text += chunk.decode(errors="replace")
-    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)
-    frames = [f for f in frames if not _of_a_library(f[0])] or frames
-    lines = [f"rank {r.rank} was at:"]
-    for file, line, name in frames[:3]:
-        lines.append(f"  {_label(file, cells)}, line {line}, in {name}")
-        lines.append(f"    {linecache.getline(file, int(line)).strip()}")
-    return "\n".join(lines).rstrip()
-
-
 def _end(ranks: list[_Rank]) -> None:
     """No process and no pipe is left, whatever state they are in."""
     for r in ranks:
@@ -319,23 +309,12 @@ def _print_the_rest(ranks: list[_Rank], show: str, failed: list[_Rank]) -> None:
             print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
 
 
-def _cell_sources() -> dict[str, tuple[str, list[str]]]:
-    """The notebook's cells: for each, its file name, its label and its lines."""
-    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-    cells = {}
-    for file, entry in list(linecache.cache.items()):
-        if len(entry) == 4 and not os.path.exists(file):  # source that is in no file
-            label = file
-            if shell:
-                label = " ".join(shell.compile.format_code_name(file) or [file])
-            cells[file] = (label, entry[2])
-    return cells
-
-
 class _CpuPickler(cloudpickle.Pickler):
     """Pickles tensors as if they were on the CPU: the reader need not have the device."""
 
     def reducer_override(self, thing):
+        import torch
+
         if isinstance(thing, torch.Tensor) and thing.device.type not in ("cpu", "meta"):
             moved = thing.detach().cpu()
             if isinstance(thing, torch.nn.Parameter):
@@ -360,6 +339,8 @@ def _run_rank(
     output: Connection | None,
     stack: Connection | None,
 ) -> None:
+    # What the fork server imported is nothing to collect; to look at it would copy its pages.
+    gc.freeze()
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
     os.environ.clear()  # the fork server has those of the moment it was started
     os.environ.update(environment)
@@ -376,8 +357,11 @@ def _run_rank(
             for fd in (1, 2)
         )
         faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
-    cells: dict = {}
+    cells: Cells = {}
     try:
+        import torch
+        import torch.distributed as dist
+
         function, args, kwargs, cells, backend, method = cloudpickle.loads(job)
         # The fork server passes itself on. A data loader here shall start its workers as the
         # caller would: by fork on most systems, which needs no pickling of a cell's classes.
@@ -398,7 +382,7 @@ def _run_rank(
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
-        reply = _to_bytes(("error", time.time(), _describe(error, cells)))
+        reply = _to_bytes(("error", time.time(), describe(error, cells)))
     for child in mp.active_children():  # a data loader's workers
         child.terminate()
         child.join()
@@ -415,6 +399,9 @@ def join_group(backend: str | None = None) -> None:
     The rank's GPU becomes the current device. The backend is NCCL if there is a GPU for each rank
     of this machine, else gloo, in which case the ranks share what GPUs there are.
     """
+    import torch
+    import torch.distributed as dist
+
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
@@ -422,6 +409,7 @@ def join_group(backend: str | None = None) -> None:
     backend = backend or ("nccl" if gpus >= local_size else "gloo")
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     dist.init_process_group(backend, device_id=device)
+    dist.barrier()  # or a rank might be done and gone while another still connects to it
     _calm_gloo()
 
 
@@ -455,32 +443,3 @@ def _end_with_the_caller() -> None:
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-def _describe(error: BaseException, cells: dict) -> str:
-    """Type, message and the traceback's frames of the user's own code."""
-    if isinstance(error, SystemExit):
-        return f"SystemExit: {error.code}"
-    report = traceback.TracebackException.from_exception(error)
-    headline = "".join(report.format_exception_only()).strip()
-    any_frames, part = False, report
-    while part is not None:
-        frames = [
-            traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
-            for f in part.stack
-            if not _of_a_library(f.filename)
-        ]
-        part.stack = traceback.StackSummary.from_list(frames)
-        any_frames |= bool(frames)
-        part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
-    return f"{headline}\n\n{''.join(report.format()).rstrip()}" if any_frames else headline
-
-
-def _label(file: str, cells: dict) -> str:
-    """How a reader knows `file`: a notebook's cell by its number."""
-    return cells[file][0] if file in cells else file
-
-
-def _of_a_library(file: str) -> bool:
-    ours = (__file__, os.path.dirname(os.__file__), "<frozen", "<string>")
-    return "site-packages" in file or file.startswith(ours)
