@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from torchladder.checkpoints.resuming import Run
 from torchladder.data import DeviceBatches, ImageData, loader
 from torchladder.devices import gpu_count, named_device, try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
@@ -92,6 +94,9 @@ def train(
     compile: bool = False,
     ddp_options: dict | None = None,
     progress: bool = True,
+    checkpoint_dir: str | os.PathLike | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | os.PathLike = "auto",
 ) -> History:
     """Train `model` on `data` in place, evaluating it after every epoch.
 
@@ -133,6 +138,14 @@ def train(
     progress : bool
         A bar on stderr if the run takes over two seconds (never under ``TQDM_DISABLE=1``), on
         rank 0 only.
+    checkpoint_dir : path, optional
+        Save there after every epoch; the best by test accuracy is ``best.pt``.
+    checkpoint_every : int, optional
+        Save every so many steps, too.
+    resume : {'auto', 'never'} or path
+        ``'auto'``: go on from the newest whole checkpoint in `checkpoint_dir`, if there is one.
+        On the CPU the end is then, bit for bit, that of a run without a break; only random
+        transforms drawn in `workers` begin anew.
 
     Returns
     -------
@@ -142,7 +155,8 @@ def train(
     Raises
     ------
     ValueError
-        For an unknown rung, device or precision, fewer than one epoch, or an empty set.
+        For an unknown rung, device or precision, fewer than one epoch, or an empty set, or if the
+        checkpoint is of another run.
     """
     if epochs < 1:
         raise ValueError(f"epochs={epochs}: train for at least one.")
@@ -177,25 +191,38 @@ def train(
     # Without scaling, gradients below 6e-8 become 0 in float16 (bfloat16 has float32's range).
     scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
 
-    history = History()
-    hidden = {} if progress and not ranks.get("rank") else {"disable": True}
     across_ranks = rung == "ddp"
-    with tqdm(total=steps, desc="training", unit="batch", delay=2, **hidden) as bar:
-        for epoch in range(epochs):
-            batches["train"].sampler.set_epoch(epoch)
+    run = Run(
+        checkpoint_dir,
+        {"model": wrapped, "optimizer": optimizer, "schedule": schedule, "scaler": scaler},
+        totals=torch.zeros(3, device=device),
+        start=resume,
+        every=checkpoint_every,
+        run={
+            **{"data": str(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp},
+            "batch_size x ranks": batch_size * ranks.get("world_size", 1),
+        },
+    )
+    history = History(Epoch(**epoch) for epoch in run.history)
+    hidden = {} if progress and not ranks.get("rank") else {"disable": True}
+    bar_options = {"total": steps, "initial": run.step, "unit": "batch", "delay": 2, **hidden}
+    with tqdm(desc="training", **bar_options) as bar:
+        for epoch in range(run.epoch, epochs):
+            batches["train"].sampler.set_epoch(epoch, start=run.batch * batch_size)
             reset_peak_memory(device)
             start = perf_counter()
             trained = train_epoch(
                 wrapped,
-                batches["train"],
+                run.watch(batches["train"]),
                 optimizer,
                 schedule,
                 scaler=scaler,
                 amp=amp,
                 bar=bar,
                 across_ranks=across_ranks,
+                totals=run.totals,
             )
-            seconds = perf_counter() - start
+            seconds = perf_counter() - start + run.seconds
             tested = evaluate(model, batches["test"], amp=amp, across_ranks=across_ranks)
             history.append(
                 Epoch(
@@ -209,6 +236,7 @@ def train(
                     peak_memory(device),
                 )
             )
+            run.end_epoch(history[-1])
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
     return history
 
@@ -223,15 +251,17 @@ def train_epoch(
     amp: str | None = None,
     bar: tqdm | None = None,
     across_ranks: bool = False,
+    totals: Tensor | None = None,
 ) -> Metrics:
     """One pass over `batches`, a step of `optimizer` (and `schedule`) a batch.
 
     The metrics are those of the model as it was at each step, averaged by image; of all ranks'
-    images if `across_ranks`, in which case every rank has to call this.
+    images if `across_ranks`, in which case every rank has to call this. They are added to
+    `totals`, if given: sums over the batches of the epoch that were before these.
     """
     device = device_of_model(model)
     scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
-    totals = torch.zeros(3, device=device)
+    totals = torch.zeros(3, device=device) if totals is None else totals
     model.train()
     for images, labels in batches:
         images, labels = to_device(images, device), to_device(labels, device)
@@ -349,5 +379,7 @@ def wrap(model: nn.Module, rung: str, device: torch.device, **ddp_options: objec
         return nn.DataParallel(model)
     if rung == "ddp":
         ids = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, **ddp_options)
+        # The all-reduce works on the gradients themselves, not on a copy of them.
+        options = {"gradient_as_bucket_view": True} | ddp_options
+        return DistributedDataParallel(model, device_ids=ids, **options)
     return model
