@@ -12,7 +12,7 @@ HTML := _build/html
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book test site lint unit notebooks refresh venv clean
+.PHONY: help book test site lint unit notebooks refresh bench venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ notebooks: venv
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python book/refresh.py
+
+bench: venv  ## measure the book's tools against their peers; ten minutes, on a quiet machine
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt
 

@@ -89,6 +89,16 @@ def test_closures_lambdas_and_local_classes_travel():
     assert launch(lambda x: x * offset, 2) == [20, 20]
 
 
+def test_a_function_may_speak_of_torchs_backends():
+    assert launch(lambda: torch.backends.cudnn.benchmark, nprocs=1) == [False]
+
+
+def test_todays_debug_level_reaches_the_ranks(monkeypatch):
+    assert launch(lambda: str(dist.get_debug_level()), nprocs=1) == ["DebugLevel.OFF"]
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert launch(lambda: str(dist.get_debug_level()), nprocs=1) == ["DebugLevel.DETAIL"]
+
+
 def test_the_environment_is_torchruns():
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
     results = launch(lambda: [os.environ[name] for name in names])
@@ -249,6 +259,15 @@ def test_the_rank_that_raised_is_blamed_with_its_own_line():
     assert "site-packages" not in message
     assert caught.value.rank == 1
     assert launch(dist.get_rank) == [0, 1]
+
+
+def test_the_message_is_not_repeated_after_the_frames():
+    def fail():
+        raise ValueError("no\nsuch thing")
+
+    with pytest.raises(LaunchError) as caught:
+        launch(fail, timeout=60)
+    assert str(caught.value).count("such thing") == 2  # the message, and the line that raised it
 
 
 def test_a_killed_rank_is_named_with_its_signal():

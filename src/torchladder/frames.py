@@ -59,7 +59,11 @@ def describe(error: BaseException, cells: Cells) -> str:
         part.stack = traceback.StackSummary.from_list(frames)
         any_frames |= bool(frames)
         part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
-    return f"{headline}\n\n{''.join(report.format()).rstrip()}" if any_frames else headline
+    if not any_frames:
+        return headline
+    # The headline is where readers look first; at the traceback's end it would only be repeated.
+    frames = "".join(report.format()).rstrip().removesuffix(headline).rstrip()
+    return f"{headline}\n\n{frames}"
 
 
 def _label(file: str, cells: Cells) -> str:

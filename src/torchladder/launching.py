@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import io
 import linecache
 import multiprocessing as mp
@@ -310,7 +311,10 @@ def _print_the_rest(ranks: list[_Rank], show: str, failed: list[_Rank]) -> None:
 
 
 class _CpuPickler(cloudpickle.Pickler):
-    """Pickles tensors as if they were on the CPU: the reader need not have the device."""
+    """Pickles tensors as if they were on the CPU: the reader need not have the device.
+
+    Modules such as ``torch.backends.cudnn``, which are of a class of their own, go by their names.
+    """
 
     def reducer_override(self, thing):
         import torch
@@ -320,6 +324,8 @@ class _CpuPickler(cloudpickle.Pickler):
             if isinstance(thing, torch.nn.Parameter):
                 moved = torch.nn.Parameter(moved, thing.requires_grad)
             return moved.__reduce_ex__(4)
+        if isinstance(thing, types.ModuleType) and type(thing) is not types.ModuleType:
+            return importlib.import_module, (thing.__name__,)
         return super().reducer_override(thing)
 
 
@@ -406,6 +412,7 @@ def join_group(backend: str | None = None) -> None:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         torch.cuda.set_device(local_rank % gpus)
+    dist.set_debug_level_from_env()  # read when torch was imported: in the fork server, long ago
     backend = backend or ("nccl" if gpus >= local_size else "gloo")
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     dist.init_process_group(backend, device_id=device)

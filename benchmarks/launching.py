@@ -1,0 +1,164 @@
+"""How long it takes to run a trivial function in two ranks: `launch` and its peers.
+
+Each peer is tried in fresh Python processes, which first execute the import cell of the chapter on
+DDP. The first call in such a process is kept apart from the later ones.
+"""
+
+import gc
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from statistics import median
+
+import nbformat
+from results import Result
+
+ROOT = Path(__file__).resolve().parent.parent
+ROUNDS, LATER = 3, 4
+
+
+def work():
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+# --- the peers: each calls work() once in two ranks that form a gloo group ----------------------
+
+
+def launch():
+    from torchladder.launching import launch
+
+    assert launch(work) == [2.0, 2.0]
+
+
+def mp_spawn():
+    import torch.multiprocessing as mp
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_spawned, (port,), nprocs=2)
+
+
+def _spawned(rank, port):
+    import torch.distributed as dist
+
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    _work_and_leave()
+
+
+def elastic_launch():
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(1, 1, 2, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+                          rdzv_endpoint="127.0.0.1:0", start_method="spawn")  # fmt: skip
+    elastic_launch(config, _in_agent)()
+
+
+def _in_agent():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    _work_and_leave()
+
+
+def _work_and_leave():
+    import torch.distributed as dist
+
+    assert work() == 2.0
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def torchrun():
+    options = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *options, __file__, "rank"]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+
+
+def accelerate():
+    from accelerate import notebook_launcher
+
+    notebook_launcher(_accelerated, num_processes=2)
+
+
+def _accelerated():
+    from accelerate import PartialState
+
+    PartialState(cpu=True)
+    assert work() == 2.0
+
+
+PEERS = {f.__name__: f for f in (launch, mp_spawn, elastic_launch, torchrun, accelerate)}
+NAMES = {
+    "mp_spawn": "torch.multiprocessing.spawn",
+    "elastic_launch": "elastic_launch by spawn",
+    "torchrun": "torchrun --standalone",
+    "accelerate": "accelerate's notebook_launcher (fork)",
+}
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def import_cell():
+    """The first code cell of the chapter on DDP."""
+    notebook = nbformat.read(ROOT / "notebooks" / "08_rung_4_distributed.ipynb", as_version=4)
+    return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+
+
+def times(peer):
+    """Seconds of the first call and of `LATER` others, in this process."""
+    cell = import_cell()
+    if peer != "launch":  # they have no fork server to start
+        cell = re.sub(r".*\bwarm_up\(\).*", "", cell)
+    exec(cell, {})
+    seconds = []
+    for _ in range(1 + LATER):
+        start = time.perf_counter()
+        PEERS[peer]()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def measure():
+    """The results: each peer against `launch`, in the same run."""
+    first, later = {peer: [] for peer in PEERS}, {peer: [] for peer in PEERS}
+    for _ in range(ROUNDS):
+        for peer in PEERS:
+            command = [sys.executable, __file__, peer]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            first[peer].append(seconds[0])
+            later[peer] += seconds[1:]
+    results = []
+    for peer, name in NAMES.items():
+        what = f"A later launch: how many times faster than {name}"
+        goal = 1.0 if peer == "accelerate" else 8.0
+        detail = f"{median(later['launch']):.2g} s against {median(later[peer]):.2g} s"
+        results.append(Result.of_samples(what, later[peer], later["launch"], goal, detail=detail))
+    what = "The first launch after the import cell, as a share of that of mp.spawn"
+    detail = f"{median(first['launch']):.2g} s against {median(first['mp_spawn']):.2g} s"
+    sides = first["launch"], first["mp_spawn"]
+    results.append(Result.of_samples(what, *sides, goal=0.6, at_most=True, detail=detail))
+    return results
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "rank":
+        _in_agent()
+    else:
+        print(json.dumps(times(sys.argv[1])))

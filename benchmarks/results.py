@@ -1,0 +1,38 @@
+"""A benchmark's result: a ratio of two things that were measured in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass
+class Result:
+    """`ratio` and its spread over the runs; the goal is a lower limit unless `at_most`."""
+
+    what: str
+    ratio: float
+    low: float
+    high: float
+    runs: int
+    goal: float
+    at_most: bool = False
+    detail: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.ratio <= self.goal if self.at_most else self.ratio >= self.goal
+
+    @classmethod
+    def of_samples(cls, what, these: Sequence[float], those: Sequence[float], goal, **more):
+        """The ratio of two medians; low and high from the runs that lie furthest apart."""
+        ratio, low = median(these) / median(those), min(these) / max(those)
+        runs = min(len(these), len(those))
+        return cls(what, ratio, low, max(these) / min(those), runs, goal, **more)
+
+    @classmethod
+    def of_pairs(cls, what, pairs: Sequence[tuple[float, float]], goal, **more):
+        """The median of ratios whose two sides ran one after the other."""
+        ratios = [this / that for this, that in pairs]
+        return cls(what, median(ratios), min(ratios), max(ratios), len(ratios), goal, **more)

@@ -1,0 +1,141 @@
+"""DDP against its ceiling and against DDP as torchrun starts it; `train` against a loop by hand.
+
+Two ranks with a thread each train LeNet. The ceiling is the same two ranks, each by itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from statistics import median
+
+from results import Result
+
+BATCHES = {64: 0.80, 256: 0.90}  # images a step of each rank, and the goal
+IMAGES = 5120  # of each rank in a block
+REPEATS = 15
+
+
+def by_torchladder(batch_size):
+    """Images per second of both ranks, block by block: alone and under DDP."""
+    from torchladder.launching import launch
+    from torchladder.measuring import training_rates
+    from torchladder.models import LeNet
+
+    steps = IMAGES // batch_size
+    sizes = {"steps": steps, "repeats": REPEATS, "threads": 1}
+    return launch(training_rates, LeNet, (1, 28, 28), batch_size, **sizes)[0]
+
+
+def bare_rank(batch_size):
+    """The same by hand, with nothing but what the DDP tutorial shows; run by torchrun."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.nn.parallel import DistributedDataParallel
+
+    from torchladder.models import LeNet
+
+    dist.init_process_group("gloo")
+    images, labels = torch.randn(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.long)
+    nets = {"alone": LeNet(), "ddp": DistributedDataParallel(LeNet())}
+    optimizers = {w: torch.optim.SGD(n.parameters(), 1e-3, momentum=0.9) for w, n in nets.items()}
+    rates = {way: [] for way in nets}
+    for block in range(1 + REPEATS):
+        for way, net in nets.items():
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(IMAGES // batch_size):
+                loss = F.cross_entropy(net(images), labels)
+                optimizers[way].zero_grad()
+                loss.backward()
+                optimizers[way].step()
+            slowest = torch.tensor(time.perf_counter() - start)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            if block:
+                rates[way].append(2 * IMAGES / slowest.item())
+    if dist.get_rank() == 0:
+        print(json.dumps(rates), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def by_torchrun(batch_size):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    done = subprocess.run(
+        [sys.executable, *command, str(batch_size)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def loops():
+    """Seconds of two epochs by `train` and by the loop of a script, in turns."""
+    import torch
+    import torch.nn.functional as F
+
+    from torchladder.data import load, loader
+    from torchladder.models import LeNet
+    from torchladder.training import train
+
+    data = load()
+
+    def by_train():
+        train(LeNet(), data, epochs=1, progress=False)
+
+    def by_hand():
+        torch.manual_seed(0)
+        net, batches, tests = LeNet(), loader(data), loader(data, "test")
+        optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+        steps = len(batches)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        batches.sampler.set_epoch(0)
+        net.train()
+        total = torch.zeros(())
+        for images, labels in batches:
+            loss = F.cross_entropy(net(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += loss.detach() * len(labels)
+        net.eval()
+        with torch.inference_mode():
+            right = sum((net(images).argmax(1) == labels).sum() for images, labels in tests)
+        return total.item(), right.item()
+
+    pairs = []
+    for _ in range(1 + REPEATS):
+        pair = []
+        for loop in (by_train, by_hand):
+            start = time.perf_counter()
+            loop()
+            pair.append(time.perf_counter() - start)
+        pairs.append(pair)
+    return pairs[1:]
+
+
+def measure():
+    results = []
+    for batch_size, goal in BATCHES.items():
+        shares = {}
+        for name, rates in [("launch", by_torchladder), ("torchrun", by_torchrun)]:
+            blocks = rates(batch_size)
+            pairs = list(zip(blocks["ddp"], blocks["alone"], strict=True))
+            shares[name] = [ddp / alone for ddp, alone in pairs]
+            if name == "launch":
+                middle = [f"{median(blocks[way]):,.0f}" for way in ("ddp", "alone")]
+                what = f"DDP on two ranks, {batch_size} images each, as a share of the ceiling"
+                detail = "{} against {} images/s".format(*middle)
+                results.append(Result.of_pairs(what, pairs, goal, detail=detail))
+        what = f"That share against the share of bare DDP under torchrun, {batch_size} images"
+        results.append(Result.of_samples(what, shares["launch"], shares["torchrun"], 1.0))
+    detail = "one epoch of 6,000 images and the evaluation"
+    what = "Time of train() against the same loop written by hand"
+    results.append(Result.of_pairs(what, loops(), goal=1.03, at_most=True, detail=detail))
+    return results
+
+
+if __name__ == "__main__":
+    bare_rank(int(sys.argv[1]))
