@@ -1,4 +1,4 @@
-"""The command ``torchladder``: ``doctor`` looks at this machine, ``train`` climbs a rung."""
+"""The command ``torchladder``: ``doctor``, ``inspect`` and ``fix`` checkpoints, ``train``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchladder import __version__
 from torchladder.launching import LaunchError
 
 MODELS = ("lenet", "mlp", "linear-conv")
+TRUST = "load a whole pickled model, which runs code of the file: only if you trust who made it"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -47,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine has, and what is wrong with it")
     doctor.set_defaults(run=_doctor)
 
+    _add_inspect(commands)
+    _add_fix(commands)
+
     train = commands.add_parser(
         "train",
         help="train a model on one rung",
@@ -76,6 +80,98 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpoint-every", type=int, metavar="N", help="save it every N steps, too")
     add("--resume", default="auto", help="auto (from the newest whole checkpoint), never or a file")
     return parser
+
+
+# --- inspect and fix ----------------------------------------------------------------------------
+
+
+def _add_inspect(commands) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="what is in a checkpoint, and what to do with it",
+        description="Say what is in a checkpoint: its kind, keys, shapes, dtypes and devices, which"
+        " wrapper put what before the keys, and what to do next. No code in the file is run, and a"
+        " file of any size takes a second.",
+        epilog="Example:  torchladder inspect model.pth",
+    )
+    parser.set_defaults(run=_inspect)
+    parser.add_argument("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
+    parser.add_argument(
+        "--verify", action="store_true", default=None, help="check the numbers too: reads all of it"
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def _add_fix(commands) -> None:
+    parser = commands.add_parser(
+        "fix",
+        help="turn any checkpoint into a plain state dict",
+        description="Write the weights of any checkpoint as a plain state dict that loads on every"
+        " rung: unwrapped, without wrappers' prefixes, for the CPU, without what is not weights."
+        " DST is written whole or not at all.",
+        epilog="Example:  torchladder fix ddp.pt -o plain.pt --for my_models:Net   "
+        "(in my_models.py, Net() makes the model)",
+    )
+    parser.set_defaults(run=_fix)
+    add = parser.add_argument
+    add("path", metavar="SRC", help="a file, or a sharded checkpoint's folder")
+    add("-o", dest="target", metavar="DST", help="the file to write")
+    add("--in-place", action="store_true", help="write over SRC; SRC.bak keeps what it was")
+    add("--for", dest="model", metavar="MODULE:MODEL", help="fit the keys of the model that this"
+        " class or function makes without arguments")  # fmt: skip
+    add("--partial", action="store_true", help="with --for: write what fits, if not all does")
+    add("--key", help="where the weights are, such as model_ema, if in several places")
+    add("--to", choices=["torch", "safetensors"], help="default: what the name of DST ends in")
+    add("--trust", action="store_true", help=TRUST)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from torchladder.checkpoints import inspect_checkpoint
+
+    print(inspect_checkpoint(options.path, trust=options.trust, verify=options.verify))
+    return 0
+
+
+def _fix(options: argparse.Namespace) -> int:
+    from torchladder.checkpoints import fix_checkpoint
+
+    report = fix_checkpoint(
+        options.path,
+        options.target,
+        model=_model_named(options.model) if options.model else None,
+        key=options.key,
+        to=options.to,
+        in_place=options.in_place,
+        strict=not options.partial,
+        trust=options.trust,
+    )
+    print(report)
+    return 0
+
+
+def _model_named(name: str):
+    """The model that ``package.module:Model`` makes, without memory for its weights if it can."""
+    import importlib
+
+    import torch
+
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+        try:
+            with torch.device("meta"):
+                model = make()
+        except (RuntimeError, NotImplementedError):  # it computes with its weights
+            model = make()
+    except Exception as error:  # of the user's module, in whatever way
+        raise ValueError(
+            f"--for {name}: {type(error).__name__}: {error}. Give module:Model, importable from "
+            "this folder or PYTHONPATH, that makes the model without arguments."
+        ) from error
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
+    return model
 
 
 # --- train --------------------------------------------------------------------------------------

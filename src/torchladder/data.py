@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -368,6 +369,8 @@ def loader(
         sampler=sampler,
         num_workers=workers,
         collate_fn=_as_they_are,
+        # To start an epoch draws a number: not from the generator that dropout uses.
+        generator=torch.Generator().manual_seed(seed + rank),
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
     )
@@ -405,11 +408,25 @@ class DeviceBatches:
             yield self.data.normalise(self.images[indices]), self.labels[indices]
 
 
+class ShuffledSampler(DistributedSampler):
+    """`DistributedSampler`, able to begin an epoch in the middle, as a resumed run has to."""
+
+    start = 0
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Choose the epoch's order, and how many of this rank's images are left out of it."""
+        super().set_epoch(epoch)
+        self.start = start
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.start, None)
+
+
 def _sampler(
     dataset: Dataset | Tensor, split: str, seed: int, rank: int, world_size: int
-) -> DistributedSampler | range:
+) -> ShuffledSampler | range:
     if split == "train":
-        return DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed)
+        return ShuffledSampler(dataset, world_size, rank, shuffle=True, seed=seed)
     # DistributedSampler would repeat images to give each rank as many, and count them twice.
     return range(rank, len(dataset), world_size)
 

@@ -221,7 +221,7 @@ def _follow(ranks: list[_Rank], timeout: float | None, show: str) -> None:
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
     while (left := deadline - time.monotonic()) > 0:
         sources = [c for r in ranks for c in (r.output, r.result) if c and not c.closed]
-        sources += [r.process.sentinel for r in ranks if r.process.is_alive()]
+        sources += [r.process.sentinel for r in ranks if r.reply is None]
         if not sources:
             break
         wait(sources, min(left, 1.0))

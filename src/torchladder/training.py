@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from torchladder.checkpoints.resuming import Run
+from torchladder.checkpoints.running import Run
 from torchladder.data import DeviceBatches, ImageData, loader
 from torchladder.devices import gpu_count, named_device, try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
@@ -311,9 +311,9 @@ def add_batch(totals: Tensor, logits: Tensor, labels: Tensor, loss: Tensor) -> N
 
     ``loss`` is a mean, and the last batch is often smaller: a mean of means would be wrong.
     """
-    totals[0] += loss.detach() * len(labels)
-    totals[1] += (logits.detach().argmax(1) == labels).sum()
-    totals[2] += len(labels)
+    totals[0].add_(loss.detach(), alpha=len(labels))
+    totals[1].add_((logits.detach().argmax(1) == labels).sum())
+    totals[2].add_(len(labels))
 
 
 def metrics_of(totals: Tensor, *, across_ranks: bool = False) -> Metrics:

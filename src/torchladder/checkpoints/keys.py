@@ -1,0 +1,225 @@
+"""Prefixes that wrappers put before the keys of a state dict: found, taken off, put on.
+
+A prefix is a leading part of a key, up to a dot. ``str.replace`` would also hit a submodule that
+is really called ``module``, and setting keys by position would load any weights into any layer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from torchladder.checkpoints.reports import some
+from torchladder.checkpoints.tensors import CheckpointError
+
+# What puts a segment into keys. Nobody calls a submodule of his own by the first three.
+WRAPPERS = {
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FSDP",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+    "module": "DataParallel, DistributedDataParallel or AveragedModel",
+    "model": "Lightning",
+}
+UNMISTAKABLE = tuple(WRAPPERS)[:3]
+COUNTER = "n_averaged"  # AveragedModel's, beside the weights
+
+
+def without(key: str, segments: Iterable[str] = UNMISTAKABLE) -> str:
+    """`key` without these segments, wherever they stand.
+
+    >>> without("0._orig_mod.weight")
+    '0.weight'
+    """
+    return ".".join(part for part in key.split(".") if part not in segments)
+
+
+def prefixes(names: Mapping[str, str]) -> dict[str, int]:
+    """What renaming keys takes off them, and off how many of them.
+
+    >>> prefixes({"module.fc.bias": "fc.bias", "0._orig_mod.bias": "0.bias", "bias": "bias"})
+    {'module.': 1, '_orig_mod.': 1}
+    """
+    found: Counter[str] = Counter()
+    for old, new in names.items():
+        kept, off = new.split("."), []
+        for part in reversed(old.split(".")):
+            if kept and kept[-1] == part:
+                kept.pop()
+            else:
+                off.insert(0, f"{part}.")
+        if off:
+            found["".join(off)] += 1
+    return dict(found)
+
+
+def put_there_by(prefix: str) -> str:
+    """Who writes such a prefix."""
+    makers = [WRAPPERS[part] for part in prefix.split(".") if part in WRAPPERS]
+    return " over ".join(makers) or "a model with this one as a part"
+
+
+def clean(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
+    """Names without wrappers for `keys`, when there is no model to compare with.
+
+    ``module.`` is taken off once (under AveragedModel, twice), and only if all keys begin so; the
+    ``model.`` of a Lightning file likewise. AveragedModel's counter goes.
+
+    Raises
+    ------
+    CheckpointError
+        If two keys would become one.
+
+    Examples
+    --------
+    >>> clean(["_orig_mod.module.fc.weight", "_orig_mod.module.module.bias"])
+    {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
+    """
+    names = {key: without(key) for key in keys}
+    averaged = names.pop(COUNTER, None) is not None
+    if averaged and not all(new.startswith("module.") for new in names.values()):
+        names[COUNTER] = COUNTER  # a buffer of the model's own
+        averaged = False
+    for prefix in ["module."] * (1 + averaged) + ["model."] * lightning:
+        if all(new.startswith(prefix) for new in names.values()):
+            names = {key: new.removeprefix(prefix) for key, new in names.items()}
+    if clash := _clash(names):
+        raise CheckpointError(f"Without wrappers, {clash} would be one key: nothing was changed.")
+    return names
+
+
+def _clash(names: Mapping[str, str]) -> str:
+    """Two keys that get the same name, if there are."""
+    first: dict[str, str] = {}
+    for key, new in names.items():
+        if first.setdefault(new, key) != key:
+            return f"{first[new]!r} and {key!r}"
+    return ""
+
+
+@dataclass
+class Match:
+    """How the keys of a file and of a model go together."""
+
+    names: dict[str, str]  # from the model's keys to the file's, where the shapes agree too
+    missing: list[str]  # keys of the model without a partner
+    left_over: list[str]  # keys of the file without one
+    changed: dict[str, tuple[tuple, tuple]]  # partners' shapes, the file's and the model's
+    clash: str = ""  # two keys of the file that would have become one: so a prefix stayed
+
+    def problems(self) -> list[str]:
+        """A phrase for each kind of trouble, with the first keys by name."""
+        found = []
+        if self.missing:
+            near = [_near(key, self.left_over) for key in self.missing[:4]]
+            found.append(f"{len(self.missing)} missing ({some([*near, *self.missing[4:]])})")
+        if self.changed:
+            shapes = [
+                f"{key} is {ours} in the file, {theirs} in the model"
+                for key, (ours, theirs) in self.changed.items()
+            ]
+            found.append(f"{len(shapes)} of other shape ({some(shapes, between='; ')})")
+        if self.left_over:
+            found.append(f"{len(self.left_over)} left over ({some(self.left_over)})")
+        if self.clash and found:
+            found.append(f"{self.clash} would be one key without their prefix")
+        return found
+
+
+def _near(key: str, others: list[str]) -> str:
+    found = difflib.get_close_matches(key, others[:500], 1)
+    return f"{key}, near {found[0]!r} in the file" if found else key
+
+
+def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
+    """Find for each key of a model (`target`) the one of a file (`source`); values have shapes.
+
+    One prefix may go from the file's keys and one may come, but only if more keys match for it
+    and no two keys become one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> match(torch.nn.DataParallel(model).state_dict(), model.state_dict()).names
+    {'weight': 'module.weight', 'bias': 'module.bias'}
+    """
+    goal = {without(key): key for key in target}  # parts of the model may be compiled
+    ours = {key: _shape(value) for key, value in source.items() if key != COUNTER or key in goal}
+    theirs = {new: _shape(target[key]) for new, key in goal.items()}
+    names, clash = _best_names(ours, theirs)
+    pairs = {key: new for key, new in names.items() if new in goal}
+    changed = {
+        goal[new]: (ours[key], theirs[new])
+        for key, new in pairs.items()
+        if theirs[new] is not None and ours[key] != theirs[new]
+    }
+    partners = set(pairs.values())
+    return Match(
+        {goal[new]: key for key, new in pairs.items() if goal[new] not in changed},
+        [goal[new] for new in goal if new not in partners],
+        [key for key in names if key not in pairs],
+        changed,
+        clash,
+    )
+
+
+def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """The renaming of our keys under which most of them are theirs, and a clash that forbade one.
+
+    Of renamings that do equally well, the one that takes off wrappers; if none does, none at all.
+    """
+    best = plain = {key: without(key) for key in ours}
+    if clash := _clash(best):
+        return {key: key for key in ours}, clash
+    score, sure, equal, clash = _score(best, ours, theirs), True, False, ""
+    # A whole model's prefix is on many keys, a layer's name on few.
+    ons = ["", *_shared_prefixes(theirs, len(ours) / 2)]
+    offs = sorted(_shared_prefixes(plain.values(), len(ours) / 4), key=_is_unknown)
+    for on, off in product(ons, ["", *offs]):
+        names = {
+            key: on + new.removeprefix(off) if new.startswith(off) else new
+            for key, new in plain.items()
+        }
+        new_score, known = _score(names, ours, theirs), not on and not _is_unknown(off)
+        if new_score < score or names == best or (on and _is_unknown(off)):
+            continue
+        if forbidden := _clash({key: new for key, new in names.items() if new in theirs}):
+            clash = forbidden
+        elif new_score > score:
+            best, score, sure, equal = names, new_score, known, False
+        else:
+            equal = not sure
+    names = dict(best if sure or not equal else plain)
+    taken = set(names.values())
+    for key, new in names.items():  # a wrapped part of the model: layers.1.module.weight
+        head, found, tail = new.partition(".module.")
+        if new not in theirs and found and f"{head}.{tail}" in theirs.keys() - taken:
+            names[key] = f"{head}.{tail}"
+            taken.add(names[key])
+    return names, clash
+
+
+def _score(names: Mapping[str, str], ours: Mapping, theirs: Mapping) -> tuple[int, int]:
+    """How many keys of theirs get a partner, and how many partners have its shape."""
+    pairs = [(key, new) for key, new in names.items() if new in theirs]
+    return len({new for _, new in pairs}), sum(ours[key] == theirs[new] for key, new in pairs)
+
+
+def _shared_prefixes(keys: Iterable[str], least: float) -> list[str]:
+    counts = Counter(key[: i + 1] for key in keys for i, letter in enumerate(key) if letter == ".")
+    return [prefix for prefix, count in counts.items() if count >= least]
+
+
+def _is_unknown(prefix: str) -> bool:
+    return not all(part in WRAPPERS for part in prefix.split(".")[:-1])
+
+
+def _shape(value: Any) -> tuple | None:
+    try:
+        return tuple(value.shape)
+    except (AttributeError, RuntimeError):  # no tensor; a lazy parameter
+        return None

@@ -1,0 +1,108 @@
+"""Write a file so that no crash, at any instant, costs the one that was there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: what killed processes leave behind is then not cleaned up
+    fcntl = None
+
+LEFTOVER = ".torchladder-tmp"  # how the name of a file that is being written ends
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Write all of `path` or nothing of it: the block writes to the path that this yields.
+
+    When the block ends, the new file is on the disk and takes the old one's place in one step. If
+    it raises, the process is killed or the power fails, `path` is as it was. What a killed process
+    leaves behind is removed by the next writer to the same folder.
+
+    Raises
+    ------
+    OSError
+        If the folder is missing or cannot be written, or `path` is a folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_file(f"{folder}/notes.txt") as temporary:
+    ...         _ = temporary.write_text("all of it")
+    ...     print(os.listdir(folder))
+    ['notes.txt']
+    """
+    path = Path(os.path.realpath(path))  # a link is written through, as open() would
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "This is a folder; name a file in it", str(path))
+    try:
+        _remove_leftovers(path.parent)
+        temporary, lock = _new_temporary(path)
+    except OSError as error:
+        raise type(error)(error.errno, f"Cannot write ({error.strerror})", str(path)) from None
+    try:
+        yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)  # a private file stays private
+        _sync(temporary)  # contents before name: else the name may be there without them
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+    _sync(path.parent)
+
+
+def _new_temporary(path: Path) -> tuple[Path, int | None]:
+    """A new empty file beside `path`, and the open descriptor that holds its lock.
+
+    The system lets go of the lock when the process dies, however it dies. A process id in the
+    name would mean nothing to another container or machine.
+    """
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{LEFTOVER}")
+        lock = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        if not fcntl:  # Windows does not rename what is open
+            os.close(lock)
+            return temporary, None
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if temporary.exists():  # else another writer cleaned it up before it was locked
+            return temporary, lock
+        os.close(lock)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove unfinished files of writers that no longer live."""
+    for path in folder.glob(f".*{LEFTOVER}") if fcntl else ():
+        with suppress(OSError):  # its writer lives, or another one was faster
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Wait until the file, or the folder's list of names, is on the disk."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # the file system cannot (some cannot for folders)
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,443 @@
+"""A run that was killed goes on as if nothing had happened, or says in what it cannot."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchladder import cli
+from torchladder.checkpoints import resume, save_checkpoint
+from torchladder.checkpoints.resuming import damage
+from torchladder.checkpoints.saving import checkpoints_in
+from torchladder.data import ImageData, ImageSet, balanced_subset, load
+from torchladder.launching import LaunchError, launch
+from torchladder.training import train
+
+BATCH, STEPS = 32, 7  # 210 images: seven steps an epoch, the last of 18 images
+
+
+class Flipped(ImageData):
+    """Turns about half of the images over, at random, as an augmentation does."""
+
+    def normalise(self, images):
+        flips = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+        return super().normalise(torch.where(flips, images.flip(-1), images))
+
+
+def small_data(count=21, kind=Flipped):
+    part = balanced_subset(load(), count, 5)
+    return kind(**vars(part))
+
+
+def new_net(hidden=16):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(hidden, 10),
+    )  # fmt: skip
+
+
+def trained(folder, *, die_after=None, net=new_net, data=None, rank_to_die=0, **options):
+    """Train, or be killed after so many steps of this process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    model, steps = net(), []
+
+    def count(module, inputs):
+        if module.training:
+            steps.append(1)
+        mine = int(os.environ.get("RANK", 0)) == rank_to_die
+        if mine and die_after is not None and len(steps) > die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model.register_forward_pre_hook(count)
+    options = {"batch_size": BATCH, "epochs": 3, "checkpoint_every": 3} | options
+    train(model, data or small_data(), checkpoint_dir=folder, progress=False, **options)
+    return len(steps)
+
+
+def end_of(folder):
+    """The newest file without what is measured in seconds."""
+    checkpoint = torch.load(checkpoints_in(folder)[-1], weights_only=True)
+    measured = ("seconds", "images_per_second", "peak_memory")
+    checkpoint["history"] = [
+        {key: value for key, value in epoch.items() if key not in measured}
+        for epoch in checkpoint["history"]
+    ]
+    return checkpoint
+
+
+def assert_equal(one, other, name="checkpoint"):
+    """Bit for bit, all the way down."""
+    assert type(one) is type(other), name
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            assert_equal(one[key], other[key], f"{name}[{key!r}]")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), name
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            assert_equal(*pair, f"{name}[{i}]")
+    else:
+        assert one == other, name
+
+
+def killed(folder, die_after, *, nprocs=1, **options):
+    with pytest.raises(LaunchError, match="killed by SIGKILL"):
+        launch(trained, folder, die_after=die_after, nprocs=nprocs, show="none", **options)
+
+
+# --- as if nothing had happened -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [
+        ([STEPS], {}),  # between two epochs
+        ([STEPS + 5], {}),  # in the middle of one, after the save at step 9
+        ([STEPS + 5], {"checkpoint_every": 1}),  # right after a save
+        ([STEPS + 5], {"checkpoint_every": None}),  # back to the epoch's beginning
+        ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
+        ([STEPS + 5], {"on_device": True}),
+        ([STEPS + 5], {"amp": "fp16"}),
+        ([STEPS + 5, 4], {"workers": 1, "data": small_data(kind=ImageData)}),
+    ],
+)
+def test_a_killed_run_ends_like_one_that_was_not_bit_for_bit(tmp_path, kills, options):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    launch(trained, whole, nprocs=1, **options)
+    for die_after in kills:
+        killed(broken, die_after, **options)
+    launch(trained, broken, nprocs=1, show="none", **options)
+    assert_equal(end_of(whole), end_of(broken))
+    assert end_of(whole)["step"] == 3 * STEPS
+
+
+def test_the_test_would_notice_a_lost_random_state(tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    trained(whole)
+    trained(broken, epochs=3)
+    file = checkpoints_in(broken)[-2]
+    for later in checkpoints_in(broken)[-1:]:
+        later.unlink()
+    monkeypatch.setattr("torchladder.checkpoints.resuming.set_rng_state", lambda state: None)
+    trained(broken, resume=file)
+    with pytest.raises(AssertionError, match=r"checkpoint\['model'\]"):
+        assert_equal(end_of(whole), end_of(broken))
+
+
+def test_two_ranks_go_on_bit_for_bit_when_one_was_killed(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    options = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}
+    launch(trained, whole, **options)
+    killed(broken, STEPS + 5, rank_to_die=1, **options)
+    launch(trained, broken, **options)
+    assert_equal(end_of(whole), end_of(broken))
+
+
+def test_what_was_seen_before_the_break_is_not_read_again(tmp_path, monkeypatch):
+    read, plain = [], ImageSet.__getitems__
+    monkeypatch.setattr(
+        ImageSet, "__getitems__", lambda self, ids: (read.append(len(ids)), plain(self, ids))[1]
+    )
+    trained(tmp_path, epochs=1)
+    before = len(read)
+    checkpoints_in(tmp_path)[-1].unlink()
+    assert trained(tmp_path, epochs=1) == 1  # step 6 was saved; the seventh is left
+    assert read[before] == 18
+    assert end_of(tmp_path)["history"][0]["epoch"] == 1
+
+
+def test_a_finished_run_is_given_back_as_it_was(tmp_path, capsys):
+    model = new_net()
+    options = {"epochs": 2, "checkpoint_dir": tmp_path, "progress": False}
+    history = train(model, small_data(), **options)
+    other = new_net()
+    assert train(other, small_data(), **options) == history
+    assert_equal(model.state_dict(), other.state_dict())
+    assert capsys.readouterr().err == "resumed from step_00000008.pt after epoch 2, step 8\n"
+
+
+def test_without_a_folder_nothing_is_saved_and_no_batch_is_touched(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchladder.training.train_epoch", lambda *args, **_: seen.append(args[1]))
+    with pytest.raises(AttributeError):  # of the epoch's metrics, which are None here
+        train(new_net(), small_data(), progress=False)
+    assert type(seen[0]) is torch.utils.data.DataLoader
+    assert not os.listdir(tmp_path)
+
+
+# --- other ranks, other settings ----------------------------------------------------------------
+
+
+def test_from_two_ranks_to_one_and_back(tmp_path, capfd):
+    ddp = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}
+    data = small_data(kind=ImageData)
+    launch(trained, tmp_path / "whole", nprocs=1, data=data)
+    killed(tmp_path / "moved", STEPS + 5, data=data, **ddp)
+    capfd.readouterr()
+    killed(tmp_path / "moved", 4, data=data)
+    launch(trained, tmp_path / "moved", data=data, **ddp)
+    whole, moved = end_of(tmp_path / "whole"), end_of(tmp_path / "moved")
+    assert whole["step"] == moved["step"] == 3 * STEPS
+    assert whole["optimizer"]["param_groups"] == moved["optimizer"]["param_groups"]
+    assert whole["model"].keys() == moved["model"].keys()
+    assert (len(whole["rng"]), len(moved["rng"])) == (1, 2)
+    said = capfd.readouterr().out
+    assert "resumed from step_00000015.pt in epoch 3, step 15; changed: ranks 1 -> 2, so" in said
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks):
+    """No dropout, no batch norm, no transforms, 64 bits: only the order of sums differs."""
+    ddp = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}
+    here = {"nprocs": 1}
+    first, second = (ddp, here) if ranks == 2 else (here, ddp)
+    options = {"net": linear_net, "data": small_data(kind=ImageData)}
+    launch(trained, tmp_path / "whole", nprocs=1, **options)
+    killed(tmp_path / "moved", STEPS + 5, **first, **options)
+    launch(trained, tmp_path / "moved", show="none", **second, **options)
+    whole, moved = end_of(tmp_path / "whole"), end_of(tmp_path / "moved")
+    for name, tensor in whole["model"].items():
+        torch.testing.assert_close(moved["model"][name], tensor, rtol=1e-9, atol=1e-12)
+    for one, other in zip(whole["history"], moved["history"], strict=True):
+        assert other == pytest.approx(one, rel=1e-5)
+
+
+def linear_net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).double()
+    model.register_forward_pre_hook(lambda module, inputs: (inputs[0].double(),))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 1}, "seed was 0, now 1"),
+        ({"lr": 0.1}, "lr was 0.05, now 0.1"),
+        ({"epochs": 5}, "epochs was 1, now 5"),
+        ({"batch_size": 16}, "batch_size x ranks was 32, now 16"),
+        ({"amp": "bf16"}, "amp was None, now bf16"),
+        ({"data": small_data(20)}, "data was .* 210 train .*, now .* 200 train"),
+        (
+            {"net": lambda: new_net(8)},
+            r"model's 1.weight was \(16, 784\) float32, now \(8, 784\) float32; .*; and 4 more",
+        ),
+        (
+            {"net": lambda: new_net().double(), "data": small_data()},
+            r"model's 1.weight was \(16, 784\) float32, now \(16, 784\) float64",
+        ),
+        (
+            {"net": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))},
+            r"model's 1.weight was \(16, 784\) float32, now \(10, 784\) float32",
+        ),
+    ],
+)
+def test_another_run_is_refused_with_both_values(tmp_path, options, message):
+    trained(tmp_path, epochs=1)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=rf"step_00000007.pt is of another run: .*{message}"):
+        trained(tmp_path, **{"epochs": 1} | options)
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_another_optimizer_and_missing_keys_are_named(tmp_path):
+    net = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(net.parameters())
+    save_checkpoint(tmp_path, {"model": net, "optimizer": sgd}, step=1)
+    adam = {"model": net, "optimizer": torch.optim.Adam(net.parameters())}
+    with pytest.raises(ValueError, match="optimizer was SGD, now Adam"):
+        resume(tmp_path, adam)
+    with pytest.raises(ValueError, match=r"model's bias was \(2,\) float32, now not there"):
+        resume(tmp_path, {"model": nn.Linear(2, 2, bias=False), "optimizer": sgd})
+    with pytest.raises(ValueError, match="optimizer was SGD, now not there"):
+        resume(tmp_path, {"model": net})
+    with pytest.raises(ValueError, match="ema's weight was not there, now"):
+        resume(tmp_path, {"model": net, "optimizer": sgd, "ema": net})
+    with pytest.raises(ValueError, match="scaler was not there, now GradScaler"):
+        resume(tmp_path, {"model": net, "optimizer": sgd, "scaler": torch.amp.GradScaler("cpu")})
+
+
+def test_a_file_with_weights_alone_is_not_a_run(tmp_path):
+    torch.save(new_net().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"weights.pt holds no training run; load_into"):
+        resume(tmp_path / "weights.pt", {"model": new_net()})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"resume": "never"},
+            ValueError,
+            "holds step_00000007.pt of an earlier run: name an empty",
+        ),
+        ({"resume": "always"}, FileNotFoundError, "resume='always': choose 'auto', 'never' or a"),
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every=0: save every so many"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, options, error, message):
+    trained(tmp_path, epochs=1)
+    with pytest.raises(error, match=message):
+        trained(tmp_path, **options)
+
+
+def test_saving_needs_a_folder():
+    with pytest.raises(ValueError, match="checkpoint_dir=None: name the folder"):
+        train(new_net(), small_data(), checkpoint_every=3)
+
+
+def test_going_back_to_an_earlier_file(tmp_path, capsys):
+    trained(tmp_path, epochs=1)
+    assert trained(tmp_path, epochs=1, resume=tmp_path / "step_00000003.pt") == 4
+    assert "resumed from step_00000003.pt in epoch 1, step 3\n" in capsys.readouterr().err
+
+
+def test_versions_and_settings_that_changed_are_told(tmp_path, capsys):
+    parts = {"model": nn.Linear(2, 2)}
+    path = save_checkpoint(tmp_path, parts, step=1234, epoch=2)
+    checkpoint = torch.load(path)
+    checkpoint["versions"]["torch"] = "2.0"
+    torch.save(checkpoint, path)
+    resume(path, parts)
+    assert re.fullmatch(
+        r"resumed from step_00001234.pt after epoch 2, step 1,234; changed: torch 2.0 -> "
+        r"2\.\d+.*, so the numbers are not those of an unbroken run\n",
+        capsys.readouterr().err,
+    )
+
+
+# --- damaged files ------------------------------------------------------------------------------
+
+
+def zeroed(path):
+    """As a disk may leave it after a power failure: zeros in the middle of the largest tensor."""
+    with zipfile.ZipFile(path) as archive:
+        middle = max(archive.infolist(), key=lambda entry: entry.file_size).header_offset + 1000
+    content = path.read_bytes()
+    path.write_bytes(content[:middle] + bytes(4096) + content[middle + 4096 :])
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [zeroed, truncated, empty])
+def test_a_damaged_newest_file_is_named_left_alone_and_passed_over(tmp_path, capsys, spoil):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in (whole, broken):
+        trained(folder)
+    newest = checkpoints_in(broken)[-1]
+    spoil(newest)
+    spoilt = newest.read_bytes()
+    if spoil is zeroed:
+        torch.load(newest, weights_only=True)  # torch notices nothing
+    with pytest.raises(ValueError, match=r"No checkpoint in .* is whole"):
+        resume(newest, {"model": new_net()})
+    assert newest.read_bytes() == spoilt
+    capsys.readouterr()
+    trained(broken)
+    said = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"step_00000021.pt is damaged \(.+\) and left as it is: trying the one before", said[0]
+    )
+    assert said[1] == "resumed from step_00000018.pt in epoch 3, step 18"
+    assert_equal(end_of(whole), end_of(broken))
+
+
+def test_damage_is_told_in_words(tmp_path):
+    path = save_checkpoint(tmp_path, {"model": nn.Linear(2000, 2)}, step=1)
+    assert damage(path) is None
+    zeroed(path)
+    assert damage(path) == "the checksum of archive/data/0 is not that of its content"
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_resumes_and_says_so(tmp_path, capsys):
+    command = ["train", "--model", "mlp", "--epochs", "1", "--batch-size", "1000"]
+    command += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "5"]
+
+    def run(*more):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, *more])
+        return ended.value.code, *capsys.readouterr()
+
+    code, first, said = run()
+    assert (code, said) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == [
+        "best.pt", "step_00000005.pt", "step_00000010.pt", "step_00000012.pt"
+    ]  # fmt: skip
+    (tmp_path / "step_00000012.pt").unlink()
+    code, second, said = run("--resume", "auto")
+    assert (code, said) == (0, "resumed from step_00000010.pt in epoch 1, step 10\n")
+    # All but the seconds is the same.
+    assert [line[:40] for line in first.splitlines()] == [line[:40] for line in second.splitlines()]
+    code, _, said = run("--resume", "never")
+    assert code == 2
+    assert re.fullmatch(r"torchladder train: .* holds step_00000012.pt of an earlier .*\n", said)
+
+
+def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
+    script = tmp_path / "killed_once.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from torchladder import cli, training\n"
+        "add_batch, steps = training.add_batch, []\n"
+        "def count(*args):\n"
+        "    steps.append(1)\n"
+        "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "    if first and os.environ['RANK'] == '1' and len(steps) == 9:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    add_batch(*args)\n"
+        "training.add_batch = count\n"
+        "cli.main()\n"
+    )
+    folder = tmp_path / "checkpoints"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", "--max-restarts=2", str(script), "train", "--rung=ddp"]
+    command += ["--model=mlp", "--epochs=1", "--batch-size=500", "--checkpoint-every=4"]
+    command += ["--checkpoint-dir", str(folder)]
+    # Else a rank may meet the other's address of before in the store (pytorch#135712).
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from step_00000008.pt in epoch 1, step 8\n" in done.stderr
+    assert done.stdout.count("test accuracy") == 1
+    assert end_of(folder)["step"] == 12
+    assert Path(folder, "best.pt").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("options", [{}, {"amp": "fp16"}, {"on_device": True}])
+def test_a_gpu_goes_on_with_its_own_random_numbers(tmp_path, options):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in (whole, broken):
+        trained(folder, rung="gpu", **options)
+    checkpoints_in(broken)[-1].unlink()
+    torch.cuda.manual_seed(5)
+    trained(broken, rung="gpu", **options)
+    one, other = end_of(whole), end_of(broken)
+    assert_equal(one["rng"], other["rng"])
+    for name, tensor in one["model"].items():
+        assert tensor.device.type == "cpu"
+        torch.testing.assert_close(tensor, other["model"][name], rtol=1e-3, atol=1e-3)
