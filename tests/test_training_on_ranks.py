@@ -142,3 +142,15 @@ def test_the_upper_rungs_say_what_they_need():
         train(LeNet(), data, rung="ddp")
     with pytest.raises(ValueError, match="Rung 'dp' chooses its devices itself"):
         train(LeNet(), data, rung="dp", device="cpu")
+
+
+def test_ranks_draw_dropout_of_their_own():
+    def drawn():
+        net, seen = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10)), []
+        net[1].register_forward_hook(lambda _, inputs, output: seen.append(output == 0))
+        train(net, part_of_the_data(10), rung="ddp", epochs=1, batch_size=50, progress=False)
+        return seen[0]
+
+    one, other = launch(drawn)
+    assert one.shape == other.shape
+    assert not torch.equal(one, other)

@@ -171,8 +171,8 @@ def train(
     if on_device and workers:
         raise ValueError(f"workers={workers}: nothing to load when on_device=True keeps the data.")
 
-    torch.manual_seed(seed)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()} if rung == "ddp" else {}
+    torch.manual_seed(seed + ranks.get("rank", 0))  # or dropout would drop the same on every rank
     options = {"batch_size": batch_size, "seed": seed, **ranks}
     if on_device:
         batches = {s: DeviceBatches(data, s, device=device, **options) for s in SPLITS}
