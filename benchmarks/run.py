@@ -17,7 +17,7 @@ import torch
 
 RESULTS = Path(__file__).with_name("results.json")
 # Each module's measure() gives a list of results.
-GROUPS = {"launching": "Launching", "rungs": "Training"}
+GROUPS = ("launching", "rungs")
 
 
 def machine():
@@ -45,7 +45,7 @@ def main(names):
             spread = f"{result.low:.2f} to {result.high:.2f}, n={result.runs}"
             print(f"{result.what}: {result.ratio:.2f} ({spread}), goal {sign} {result.goal}{met}")
         rows = [dataclasses.asdict(result) for result in results]
-        kept[name] = {"title": GROUPS[name], "machine": machine(), "results": rows}
+        kept[name] = {"machine": machine(), "results": rows}
     ordered = {name: kept[name] for name in GROUPS if name in kept}
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
 

@@ -1,4 +1,8 @@
-"""The ``benchmark-tables`` directive: ``benchmarks/results.json`` as the reader sees it."""
+"""The ``benchmark-table`` directive: one group of ``benchmarks/results.json`` as a reader sees it.
+
+```{benchmark-table} ../benchmarks/results.json launching
+```
+"""
 
 import json
 from html import escape
@@ -7,23 +11,18 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-HEADS = ["What", "Measured", "Spread", "Goal", ""]
+HEADS = ["What", "Measured", "Spread", "Goal", "Met?"]
 
 
-class BenchmarkTables(SphinxDirective):
-    required_arguments = 1
+class BenchmarkTable(SphinxDirective):
+    required_arguments = 2
 
     def run(self):
-        _, path = self.env.relfn2path(self.arguments[0])
+        file, group = self.arguments
+        _, path = self.env.relfn2path(file)
         self.env.note_dependency(path)
         groups = json.loads(Path(path).read_text(encoding="utf-8"))
-        made = []
-        for group in groups.values():
-            section = nodes.section(ids=[nodes.make_id(group["title"])])
-            section += nodes.title(text=group["title"])
-            section += nodes.raw("", table_html(group), format="html")
-            made.append(section)
-        return made
+        return [nodes.raw("", table_html(groups[group]), format="html")]
 
 
 def table_html(group):
@@ -44,12 +43,12 @@ def cells(result):
     detail = f"<br><small>{escape(result['detail'])}</small>" if result["detail"] else ""
     yield f"<td>{escape(result['what'])}{detail}</td>"
     yield f"<td>{result['ratio']:.2f}</td>"
-    yield f"<td>{result['low']:.2f} to {result['high']:.2f}, n = {result['runs']}</td>"
+    yield f"<td>{result['low']:.2f} to {result['high']:.2f}<br>n = {result['runs']}</td>"
     at_most, ratio, goal = result["at_most"], result["ratio"], result["goal"]
     yield f"<td>{'at most' if at_most else 'at least'} {goal:g}</td>"
-    yield f"<td>{'met' if (ratio <= goal if at_most else ratio >= goal) else 'missed'}</td>"
+    yield f"<td>{'yes' if (ratio <= goal if at_most else ratio >= goal) else 'no'}</td>"
 
 
 def setup(app):
-    app.add_directive("benchmark-tables", BenchmarkTables)
+    app.add_directive("benchmark-table", BenchmarkTable)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
