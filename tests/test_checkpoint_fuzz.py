@@ -1,0 +1,142 @@
+"""Damaged files of any kind end in our own error, soon, and no code of theirs is run.
+
+Some hundred are tried each time, and 5,000 (in a minute or two) by
+
+    TORCHLADDER_FUZZ=5000 python -m pytest -s tests/test_checkpoint_fuzz.py
+"""
+
+import os
+import random
+import shutil
+import time
+import zipfile
+from collections import Counter
+
+import pytest
+import torch
+from checkpoint_files import Boom, dcp_folder, legacy, net, plain, safetensors_file, saved
+
+from torchladder.checkpoints import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+    load_into,
+)
+
+COUNT = int(os.environ.get("TORCHLADDER_FUZZ", "300"))
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """Whole files of several kinds, some of which run code when they are unpickled."""
+    folder = tmp_path_factory.mktemp("seeds")
+    made = []
+    for number, build in enumerate(
+        [plain, legacy, safetensors_file, dcp_folder, evil, evil_legacy]
+    ):
+        inner = folder / str(number)
+        inner.mkdir()
+        made.append(build(inner))
+    return made, folder
+
+
+def evil(folder):
+    thing = {"model": net().state_dict(), "n": Boom(folder.parent / "marker"), "epoch": 3}
+    return saved(folder, thing)
+
+
+def evil_legacy(folder):
+    things = [Boom(folder.parent / "marker"), net().state_dict()]
+    return saved(folder, dict(zip("ab", things, strict=True)), _use_new_zipfile_serialization=False)
+
+
+def mutated(data, chance):
+    """`data` with a few bytes flipped, replaced, taken out, put in, doubled or cut off."""
+    data = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2, 5, 20])):
+        at, length = chance.randrange(len(data) or 1), chance.choice([1, 1, 2, 8, 64])
+        match chance.randrange(7):
+            case 0:
+                data[at : at + 1] = bytes([data[at] ^ (1 << chance.randrange(8))]) if data else b""
+            case 1:
+                data[at : at + length] = chance.randbytes(length)
+            case 2:
+                del data[at : at + length]
+            case 3:
+                data[at:at] = chance.randbytes(length)
+            case 4:
+                data[at:at] = data[at : at + 64]
+            case 5:
+                data[at : at + 8] = chance.choice([b"\0" * 8, b"\xff" * 8, b"\xff" * 4])
+            case 6 if chance.random() < 0.2:
+                del data[at:]
+    return bytes(data)
+
+
+def mutate_inside(path, chance):
+    """Change data.pkl and make the archive right again, so that the pickle itself is read."""
+    with zipfile.ZipFile(path) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    name = next(name for name in entries if name.endswith("/data.pkl"))
+    entries[name] = mutated(entries[name], chance)
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in entries.items():
+            new.writestr(name, data)
+
+
+def mutant(seed, folder, chance):
+    """A damaged copy of a whole file or folder."""
+    path = folder / seed.name
+    if seed.is_dir():
+        shutil.copytree(seed, path)
+        victim = chance.choice([path / ".metadata", path / "__0_0.distcp"])
+        victim.write_bytes(mutated(victim.read_bytes(), chance))
+        return path
+    shutil.copy(seed, path)
+    if zipfile.is_zipfile(path) and chance.random() < 0.6:
+        mutate_inside(path, chance)
+    else:
+        path.write_bytes(mutated(path.read_bytes(), chance))
+    return path
+
+
+def refused(work, *arguments, **options):
+    """Whether it ends in our own error; any other error fails the test."""
+    try:
+        repr(work(*arguments, **options))
+    except CheckpointError:
+        return True
+    return False
+
+
+def try_all(path, number, model):
+    """Do with one file all that can be done; which of it was refused."""
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    target = path.parent / ("fixed.safetensors" if number % 4 == 0 else "fixed.pt")
+    refusals = {
+        "inspect": refused(inspect_checkpoint, path),
+        "fix": refused(fix_checkpoint, path, target),
+        "load_into": refused(load_into, model, path, strict=number % 2 == 0),
+    }
+    assert target.exists() != refusals["fix"], path
+    if refusals["load_into"]:
+        assert all(map(torch.equal, model.state_dict().values(), before.values())), path
+    model.load_state_dict(before)
+    return [name for name, was_refused in refusals.items() if was_refused]
+
+
+def test_no_mutated_file_does_harm(seeds, tmp_path):
+    files, folder = seeds
+    model, refusals, slowest = net(), Counter(), 0
+    for number in range(COUNT):
+        inner = tmp_path / str(number)
+        inner.mkdir()
+        path = mutant(files[number % len(files)], inner, random.Random(number))
+        start = time.perf_counter()
+        refusals.update(try_all(path, number, model))
+        slowest = max(slowest, time.perf_counter() - start)
+        assert not (folder / "marker").exists(), path
+        shutil.rmtree(inner)
+    print(f"\n{COUNT} mutated files, the slowest {slowest:.1f} s; refused: {dict(refusals)}")
+    assert slowest < 20
+    assert COUNT / 5 < refusals["inspect"] < COUNT * 0.95  # else the rest was hardly tried
