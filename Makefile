@@ -44,7 +44,7 @@ notebooks: venv
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python book/refresh.py
 
-bench: venv  ## measure the book's tools against their peers; ten minutes, on a quiet machine
+bench: venv  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt

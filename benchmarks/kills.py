@@ -1,7 +1,5 @@
 """Kill a process again and again while it saves; is the last good checkpoint ever lost?
 
-    python benchmarks/kills.py [COUNT]
-
 A process does nothing but save. At a random instant it gets SIGKILL, which no program can see
 coming. Then every file is read back, and the next process goes on from the newest.
 """
@@ -21,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from results import Result
 from torch import nn
 
 from torchladder.checkpoints import resume, save_checkpoint
@@ -40,7 +39,7 @@ def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str
     """
     result = {"kills": 0, "lost": 0, "files checked": 0, "half-written files": 0}
     wait = random.Random(seed)
-    command = [sys.executable, __file__, "--serve"]
+    command = [sys.executable, __file__]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(
@@ -102,10 +101,12 @@ def save_for_ever(folder: str) -> None:
         print(step, flush=True)
 
 
-def main() -> None:
-    result = kills(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
-    print(", ".join(f"{number:,} {what}" for what, number in result.items()))
+def measure() -> list[Result]:
+    counted = kills()
+    lost, others = counted.pop("lost"), ", ".join(f"{n:,} {what}" for what, n in counted.items())
+    what = f"Checkpoints lost by {counted['kills']} kills of a process that saves"
+    return [Result(what, lost, lost, lost, counted["kills"], goal=0, at_most=True, detail=others)]
 
 
 if __name__ == "__main__":
-    serve(sys.argv[2]) if sys.argv[1:2] == ["--serve"] else main()
+    serve(sys.argv[1])

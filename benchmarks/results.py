@@ -1,4 +1,4 @@
-"""A benchmark's result: a ratio of two things that were measured in the same run."""
+"""A benchmark's result: mostly a ratio of two things that were measured in the same run."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ class Result:
         """The median of ratios whose two sides ran one after the other."""
         ratios = [this / that for this, that in pairs]
         return cls(what, median(ratios), min(ratios), max(ratios), len(ratios), goal, **more)
+
+    @classmethod
+    def of_runs(cls, what, values: Sequence[float], goal, **more):
+        """The median of values that stand for themselves."""
+        return cls(what, median(values), min(values), max(values), len(values), goal, **more)
