@@ -27,4 +27,4 @@ def pytest_terminal_summary(terminalreporter):
     counts["all chapters"] = tuple(map(sum, zip(*counts.values(), strict=True)))
     terminalreporter.section("outputs that nbval compares")
     for name, (ours, every) in counts.items():
-        terminalreporter.line(f"{name}: {ours} of {every} ({ours / every:.0%})")
+        terminalreporter.line(f"{name}: {ours} of {every} ({ours / max(every, 1):.0%})")

@@ -63,8 +63,8 @@ def find_weights(tree: Any, path: Any = "it", key: str | None = None) -> tuple[s
     chosen = [name for name in found if _rank(name) == best]
     if len(chosen) > 1:
         raise CheckpointError(
-            f"{path}: several state dicts in it ({some(map(repr, chosen))}). Name one by key= or "
-            "--key."
+            f"{path}: several state dicts in it ({some(map(repr, chosen))}). Choose one, such as "
+            f"key={chosen[0]!r} (--key {chosen[0]})."
         )
     return chosen[0], found[chosen[0]]
 

@@ -61,10 +61,10 @@ class FixReport:
         )
         renamed = {old: new for new, old in self.names.items() if old != new}
         for prefix, count in prefixes(renamed).items():
-            what = f"{prefix!r} taken off {count} keys: put there by {put_there_by(prefix)}"
-            lines += row("prefix", what)
+            maker = put_there_by(prefix, self.dropped)
+            lines += row("prefix", f"{prefix!r} taken off {count} keys: put there by {maker}")
         if renamed:
-            lines += row("renamed", some((f"{a} -> {b}" for a, b in renamed.items()), 3))
+            lines += row("renamed", some((f"{a} -> {b}" for a, b in renamed.items()), 1))
         for device in self.devices.keys() - {"cpu"}:
             lines += row("moved", f"{self.devices[device]} tensors from {device} to the CPU")
         labels = {"cloned": self.cloned, "missing": self.missing, "other shape": self.changed}
@@ -282,7 +282,8 @@ def _write_safetensors(tensors: Mapping[str, SavedTensor], path: Path, cloned: s
 
 
 def _verified(count: int) -> str:
-    return f"the checksums of {count} tensors" if count else "nothing: there are no checksums"
+    tensors = f"{count} tensor{'s' * (count != 1)}"
+    return f"the checksums of {tensors}" if count else "nothing: there are no checksums"
 
 
 def _keep_copy(source: Path) -> Path:

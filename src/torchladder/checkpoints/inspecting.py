@@ -56,13 +56,14 @@ class Inspection:
             lines += row("total", f"{total}, saved on {devices}")
         for prefix, count in self.prefixes.items():
             on = f"{prefix!r} on {count:,} of {len(self.keys):,} keys"
-            lines += row("prefix", f"{on}: put there by {put_there_by(prefix)}")
+            lines += row("prefix", f"{on}: put there by {put_there_by(prefix, self.keys)}")
         for names in self.shared[:3]:
             lines += row("shared", f"{some(names)}: one tensor under {len(names)} names")
         for name in self.oversized[:3]:
             tensor = self.keys[name]
             of = in_bytes(tensor.storage.nbytes)
-            lines += row("oversized", f"{name}: {in_bytes(tensor.nbytes)} of a storage of {of}")
+            shown = f"{name}: {in_bytes(tensor.nbytes)} of a storage of {of}"
+            lines += row("oversized", f"{shown}; fix leaves the rest out")
         if self.calls:
             lines += row("code", f"would import and call {some(self.calls, 6)}")
         for sentence in self.advice:
@@ -167,7 +168,8 @@ def _checksums(checkpoint: Checkpoint, wanted: bool | None) -> str:
     if not any(storage.crc is not None for storage in storages):
         return "none in this file"
     if wanted or (wanted is None and checkpoint.size < QUICK):
-        return f"right, of {verify(storages):,} storages"
+        count = verify(storages)
+        return f"right, of {count:,} storage{'s' * (count != 1)}"
     return "not compared: verify=True (--verify) reads the whole file"
 
 

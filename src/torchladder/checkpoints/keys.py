@@ -10,7 +10,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import dropwhile, product
 from typing import Any
 
 from torchladder.checkpoints.reports import some
@@ -21,7 +21,7 @@ WRAPPERS = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "activation checkpointing",
-    "module": "DataParallel, DistributedDataParallel or AveragedModel",
+    "module": "DataParallel or DDP",
     "model": "Lightning",
 }
 UNMISTAKABLE = tuple(WRAPPERS)[:3]
@@ -56,10 +56,26 @@ def prefixes(names: Mapping[str, str]) -> dict[str, int]:
     return dict(found)
 
 
-def put_there_by(prefix: str) -> str:
-    """Who writes such a prefix."""
-    makers = [WRAPPERS[part] for part in prefix.split(".") if part in WRAPPERS]
+def put_there_by(prefix: str, keys: Iterable[str] = ()) -> str:
+    """Who writes such a prefix, into a file with these keys.
+
+    >>> put_there_by("module.module.", ["n_averaged", "module.module.weight"])
+    'AveragedModel over DataParallel or DDP'
+    """
+    parts = [part for part in prefix.split(".") if part in WRAPPERS]
+    makers = [WRAPPERS[part] for part in parts]
+    if COUNTER in keys and "module" in parts:
+        makers[parts.index("module")] = "AveragedModel"
     return " over ".join(makers) or "a model with this one as a part"
+
+
+def bare(key: str) -> str:
+    """`key` without the wrappers' segments that it begins with.
+
+    >>> bare("_orig_mod.module.fc.weight")
+    'fc.weight'
+    """
+    return ".".join(dropwhile(WRAPPERS.__contains__, key.split(".")))
 
 
 def clean(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
@@ -87,7 +103,10 @@ def clean(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
     if clash := _clash(names):
-        raise CheckpointError(f"Without wrappers, {clash} would be one key: nothing was changed.")
+        raise CheckpointError(
+            f"Without wrappers, {clash} would be one key: nothing was changed. Rename one of them "
+            "first: state[new] = state.pop(old)."
+        )
     return names
 
 
@@ -114,8 +133,8 @@ class Match:
         """A phrase for each kind of trouble, with the first keys by name."""
         found = []
         if self.missing:
-            near = [_near(key, self.left_over) for key in self.missing[:4]]
-            found.append(f"{len(self.missing)} missing ({some([*near, *self.missing[4:]])})")
+            names = _with_near_names(self.missing, self.left_over)
+            found.append(f"{len(self.missing)} missing ({some(names)})")
         if self.changed:
             shapes = [
                 f"{key} is {ours} in the file, {theirs} in the model"
@@ -129,9 +148,16 @@ class Match:
         return found
 
 
-def _near(key: str, others: list[str]) -> str:
-    found = difflib.get_close_matches(key, others[:500], 1)
-    return f"{key}, near {found[0]!r} in the file" if found else key
+def _with_near_names(missing: list[str], others: list[str]) -> list[str]:
+    """The missing keys, the first of each layer with the most similar one of the file."""
+    names = {bare(key): key for key in others[:500]}
+    said, layers = [], set()
+    for key in missing[:4]:
+        layer = key.rpartition(".")[0]
+        near = difflib.get_close_matches(key, names, 1) if layer not in layers else []
+        layers.add(layer)
+        said.append(f"{key} (near {names[near[0]]!r})" if near else key)
+    return said + missing[4:]
 
 
 def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:

@@ -6,12 +6,11 @@ import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchladder.checkpoints.contents import find_weights, is_model, tensors_of
-from torchladder.checkpoints.keys import WRAPPERS, Match, match, without
+from torchladder.checkpoints.keys import COUNTER, Match, bare, match, without
 from torchladder.checkpoints.reading import open_checkpoint
 from torchladder.checkpoints.reports import printable, row, some
 from torchladder.checkpoints.tensors import CheckpointError, SavedTensor, verify
@@ -32,13 +31,14 @@ class LoadReport:
     missing: list[str]  # keys of the model that found no partner
     left_over: list[str]  # keys of the source that found none
     changed: dict[str, tuple[tuple, tuple]]  # not loaded for their shapes: source's and model's
+    left_out: list[str]  # keys of the source that are not weights: AveragedModel's counter
 
     def __repr__(self) -> str:
         renamed = sum(key != source for key, source in self.names.items())
         lines = row("loaded", f"{len(self.names)} keys, {renamed} of them under another name")
         labels = {"made anew": self.reinitialised, "skipped": self.skipped}
         labels |= {"missing": self.missing, "left over": self.left_over}
-        labels |= {"other shape": list(self.changed)}
+        labels |= {"other shape": list(self.changed), "left out": self.left_out}
         for label, keys in labels.items():
             lines += row(label, f"{len(keys)}: {some(keys)}") if keys else []
         return printable(lines)
@@ -119,7 +119,8 @@ def load_into(
     verify({id(t.storage): t.storage for t in state.values()}.values())
     plain.load_state_dict({k: t.load() for k, t in state.items()} | anew, strict=False)
     trouble = found.missing, found.left_over, found.changed
-    return LoadReport(found.names, skipped, list(anew), *trouble)
+    left_out = [k for k in tensors if k == COUNTER and k not in ours]
+    return LoadReport(found.names, skipped, list(anew), *trouble, left_out)
 
 
 def match_model(tensors: Mapping[str, SavedTensor], model: torch.nn.Module) -> Match:
@@ -160,10 +161,8 @@ def _tensors(source: Any, key: str | None) -> tuple[dict[str, SavedTensor], Any]
 def _is_under(key: str, names: Iterable[str]) -> bool:
     """Whether `key`, apart from wrappers, is one of `names` or in one of these submodules."""
     parts = without(key).split(".")
-    bare = ".".join(dropwhile(WRAPPERS.__contains__, parts))
-    return any(
-        f"{k}.".startswith(f"{name}.") for k in (key, ".".join(parts), bare) for name in names
-    )
+    forms = key, ".".join(parts), bare(".".join(parts))
+    return any(f"{k}.".startswith(f"{name}.") for k in forms for name in names)
 
 
 def _must_exist(names: Iterable[str], keys: Iterable[str], model: str) -> None:

@@ -24,8 +24,11 @@ SIZES |= {"complex32": 4, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, 
 SIZES |= {"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1}
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, fixed or loaded: the message says why, and the way out."""
+class CheckpointError(ValueError, RuntimeError):
+    """A checkpoint that cannot be read, fixed or loaded: the message says why, and the way out.
+
+    A RuntimeError too, as that is what ``load_state_dict`` raises and programs catch.
+    """
 
 
 @contextmanager
