@@ -211,7 +211,11 @@ def balanced_subset(data: ImageData, train: int, test: int) -> ImageData:
         keep = torch.cat(of_class).sort().values
         parts |= {f"{split}_images": images[keep], f"{split}_labels": labels[keep]}
     return ImageData(
-        f"{data.name}_small", **parts, classes=data.classes, mean=data.mean, std=data.std
+        data.name.removesuffix("_small") + "_small",
+        **parts,
+        classes=data.classes,
+        mean=data.mean,
+        std=data.std,
     )
 
 

@@ -156,8 +156,6 @@ def fix_checkpoint(
     except CheckpointError:
         raise
     except Exception as error:  # of the disk, of torch, of safetensors
-        if isinstance(error.__context__, OSError):  # on a full disk, torch's own says less
-            error = error.__context__
         raise CheckpointError(
             f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
             f"and {in_bytes(sum(t.nbytes for t in tensors.values()))} of space in it?"

@@ -194,15 +194,8 @@ def on_first_rank(work: Callable[[], Any], parts: Mapping[str, Any]) -> Any:
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    try:
-        with open(path, "wb") as file:
-            torch.save(checkpoint, file)
-    except RuntimeError as error:
-        if isinstance(
-            error.__context__, OSError
-        ):  # "unexpected pos 9728 vs 9680": the disk is full
-            raise error.__context__ from None
-        raise
+    with open(path, "wb") as file:
+        torch.save(checkpoint, file)
     try:
         torch.load(path, weights_only=True, mmap=True)  # reads the structure, not the tensors
     except Exception as error:

@@ -49,7 +49,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     except OSError as error:
         raise type(error)(error.errno, f"Cannot write ({error.strerror})", str(path)) from None
     try:
-        yield temporary
+        with _full_disk_told():
+            yield temporary
         if path.exists():
             shutil.copymode(path, temporary)  # a private file stays private
         _sync(temporary)  # contents before name: else the name may be there without them
@@ -61,6 +62,17 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         if lock is not None:
             os.close(lock)
     _sync(path.parent)
+
+
+@contextmanager
+def _full_disk_told() -> Iterator[None]:
+    """Raise the system's error where ``torch.save`` says only "unexpected pos 9728 vs 9680"."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError) and "unexpected pos" in str(error):
+            raise error.__context__ from None
+        raise
 
 
 def _new_temporary(path: Path) -> tuple[Path, int | None]:
