@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
 NAMES = [program.name for program in PROGRAMS]
 ON_CPU = {name: ["--device", "cpu"] for name in ("2_gpu.py", "3_dp.py", "4_ddp.py")}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def run(name, *options, processes=2):
-    by_torchrun = [*TORCHRUN, str(processes)] if name == "4_ddp.py" else []
+def run(name, *options):
+    by_torchrun = TORCHRUN if name == "4_ddp.py" else []
     return python(*by_torchrun, ROOT / "rungs" / name, *options)
 
 
@@ -37,8 +37,8 @@ def python(*options):
     )
 
 
-def on_cpu(name, *options, **processes):
-    return run(name, *ON_CPU.get(name, []), *options, **processes)
+def on_cpu(name, *options):
+    return run(name, *ON_CPU.get(name, []), *options)
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +86,6 @@ def test_all_programs_save_the_same_keys_and_the_first_three_the_same_numbers(tr
         assert all(torch.equal(first[key], other[key]) for key in first)
 
 
-def test_rung_4_in_three_processes_says_everything_once(tmp_path):
-    few = few_images(tmp_path, 100)
-    options = ["--data", few, "--epochs", 2, "--batch-size", 10]
-    done = on_cpu("4_ddp.py", *options, processes=3)
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
-        "epoch 1",
-        "epoch 2",
-        "test accuracy",
-    ]
-
-
 def test_rung_4_alone_says_how_to_start_it():
     done = python(ROOT / "rungs" / "4_ddp.py", "--data", data.BUNDLED, "--device", "cpu")
     assert done.returncode == 1
@@ -137,9 +125,8 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence)
 @pytest.mark.parametrize("name", ON_CPU)
 def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(name, tmp_path):
     few = few_images(tmp_path, 600)
-    # Two processes take half as many steps, of twice as many images.
-    epochs = 16 if name == "4_ddp.py" else 8
-    done = on_cpu(name, "--data", few, "--epochs", epochs, "--amp", "fp16")
+    batch = 32 if name == "4_ddp.py" else 64  # of each of two processes
+    done = on_cpu(name, "--data", few, "--epochs", 8, "--batch-size", batch, "--amp", "fp16")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1].rstrip("%")) > 40
 
@@ -153,10 +140,9 @@ def few_images(folder, count):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_program_for_gpus_says_that_there_is_none(name):
-    done = run(name, "--data", data.BUNDLED)
+    done = python(ROOT / "rungs" / name, "--data", data.BUNDLED)
     assert done.returncode == 1
-    assert "PyTorch finds no CUDA GPU here. Try --device cpu.\n" in done.stderr
-    assert done.stdout == ""
+    assert done.stderr == "PyTorch finds no CUDA GPU here. Try --device cpu.\n"
 
 
 @pytest.mark.gpu
