@@ -41,7 +41,7 @@ def table_html(group):
 
 def cells(result):
     detail = f"<br><small>{escape(result['detail'])}</small>" if result["detail"] else ""
-    yield f"<td>{escape(result['what'])}{detail}</td>"
+    yield f'<td style="min-width: 9rem">{escape(result["what"])}{detail}</td>'
     yield f"<td>{result['ratio']:.2f}</td>"
     yield f"<td>{result['low']:.2f} to {result['high']:.2f}<br>n = {result['runs']}</td>"
     at_most, ratio, goal = result["at_most"], result["ratio"], result["goal"]
