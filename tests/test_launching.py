@@ -246,6 +246,7 @@ def test_the_rank_that_raised_is_blamed_with_its_own_line():
     assert 'raise ValueError("no such thing")' in message
     assert "site-packages" not in message
     assert caught.value.rank == 1
+    assert caught.value.kinds[:2] == ("ValueError", "Exception")
     assert launch(dist.get_rank) == [0, 1]
 
 
@@ -264,8 +265,9 @@ def test_a_killed_rank_is_named_with_its_signal():
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
-    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL"):
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL") as caught:
         launch(die, timeout=60)
+    assert caught.value.kinds == ()
     assert launch(dist.get_rank) == [0, 1]
 
 
@@ -366,11 +368,10 @@ def test_an_interrupted_or_killed_caller_leaves_no_rank(sent):
     assert alive(rank)
     start = time.monotonic()
     caller.send_signal(sent)
-    rest = caller.communicate(timeout=10)[0]
     while alive(rank) and time.monotonic() - start < 5:
         time.sleep(0.05)
     assert not alive(rank)
-    assert time.monotonic() - start < 5
+    rest = caller.communicate(timeout=60)[0]
     assert rest == ("interrupted\n" if sent == signal.SIGINT else "")
 
 

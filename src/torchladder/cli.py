@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
         status = 2
     except LaunchError as error:
         # Bad input is one sentence on a rank too; of any other failure the traceback is wanted.
-        bad_input = re.search(r" failed with (ValueError|\w*FileNotFoundError): .*", str(error))
+        bad_input = {"ValueError", "OSError"} & set(error.kinds)
         text = str(error).splitlines()[0] if bad_input else error
         print(f"torchladder {options.command}: {text}", file=sys.stderr)
         status = 2 if bad_input else 1

@@ -42,11 +42,16 @@ GRACE = 2.0  # seconds for the other ranks to say what happened to them, once on
 
 
 class LaunchError(RuntimeError):
-    """A rank failed; `rank` is the one that failed first."""
+    """A rank failed; `rank` is the one that failed first.
 
-    def __init__(self, message: str, rank: int) -> None:
+    `kinds` are the names of its exception's class and of the classes that one is derived from,
+    and nothing if the process ended without an exception.
+    """
+
+    def __init__(self, message: str, rank: int, kinds: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.rank = rank
+        self.kinds = kinds
 
 
 def warm_up() -> None:
@@ -173,7 +178,8 @@ class _Rank:
     stack: Connection | None  # where it is, when asked by a signal; None on Windows
     printed: bytearray = field(default_factory=bytearray)
     shown: int = 0
-    reply: tuple | None = None  # ("ok", value) or ("error", time, text) or ("died", time, text)
+    # ("ok", value), ("error", time, text, kinds) or ("died", time, text, ())
+    reply: tuple | None = None
 
 
 def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
@@ -252,27 +258,27 @@ def _read(r: _Rank) -> None:
             pass
         except Exception as error:
             text = f"its result cannot be read here: {type(error).__name__}: {error}"
-            r.reply = ("error", time.time(), text)
+            r.reply = ("error", time.time(), text, ())
         r.result.close()
     if not alive and r.reply is None:
         r.process.join()
         code = r.process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        r.reply = ("died", time.time(), how)
+        r.reply = ("died", time.time(), how, ())
 
 
 def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
     """The error of the rank that failed first; the others fail because it is gone."""
 
     def order(r: _Rank) -> tuple:
-        kind, when, text = r.reply
+        kind, when, text, _ = r.reply
         # A death is noticed after the errors it causes; an abort is such an error itself.
         return ({"died": 2 if "SIGABRT" in text else 0, "error": 1}[kind], when)
 
     first = min(failed, key=order)
-    kind, _, text = first.reply
+    kind, _, text, kinds = first.reply
     text = f"failed with {text}" if kind == "error" else text
-    return LaunchError(f"rank {first.rank} of {nprocs} {text}", first.rank)
+    return LaunchError(f"rank {first.rank} of {nprocs} {text}", first.rank, kinds)
 
 
 def _end(ranks: list[_Rank]) -> None:
@@ -388,7 +394,8 @@ def _run_rank(
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
-        reply = _to_bytes(("error", time.time(), describe(error, cells)))
+        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+        reply = _to_bytes(("error", time.time(), describe(error, cells), kinds))
     for child in mp.active_children():  # a data loader's workers
         child.terminate()
         child.join()
