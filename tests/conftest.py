@@ -18,6 +18,15 @@ def _same_numbers_in_every_order():
     assert changed <= ours, f"the test changed the environment: {changed - ours}"
 
 
+def pytest_collection_modifyitems(items):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        if item.get_closest_marker("multigpu") and gpus < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two CUDA GPUs; here: {gpus}"))
+        elif item.get_closest_marker("gpu") and not gpus:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
 def pytest_terminal_summary(terminalreporter):
     if not any("test_notebooks.py" in r.nodeid for r in terminalreporter.getreports("passed")):
         return

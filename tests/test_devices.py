@@ -497,12 +497,8 @@ def test_modes_and_hooks_are_restored_after_an_unrelated_error():
 
 # --- with real GPUs -----------------------------------------------------------------------------
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
-
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_tensor_goes_to_the_gpu_try_gpu_names():
     assert torch.zeros(1, device=try_gpu()).device == CUDA0
     assert len(try_all_gpus()) == torch.cuda.device_count()
@@ -510,7 +506,6 @@ def test_a_tensor_goes_to_the_gpu_try_gpu_names():
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_the_table_describes_the_real_gpu():
     gpu = device_table()[1]
     assert gpu.device == CUDA0
@@ -521,7 +516,6 @@ def test_the_table_describes_the_real_gpu():
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_model_left_on_the_cpu_is_found_out_on_a_real_gpu():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).to("cuda")
     x = torch.zeros(8, 4, device="cuda")
@@ -535,7 +529,6 @@ def test_a_model_left_on_the_cpu_is_found_out_on_a_real_gpu():
 
 
 @pytest.mark.multigpu
-@needs_two
 def test_two_real_gpus_are_told_apart():
     model = nn.Sequential(nn.Linear(4, 3, device="cuda:0"), nn.Linear(3, 2, device="cuda:1"))
     found = find_mismatch(model, torch.zeros(8, 4, device="cuda:0"))

@@ -376,7 +376,6 @@ def test_an_interrupted_or_killed_caller_leaves_no_rank(sent):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("nprocs", "backend"), [(1, "nccl"), (2, "gloo")])
 def test_ranks_use_the_gpu_after_cuda_has_started_in_the_caller(nprocs, backend):
     program = f"""

@@ -427,7 +427,6 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("options", [{}, {"amp": "fp16"}, {"on_device": True}])
 def test_a_gpu_goes_on_with_its_own_random_numbers(tmp_path, options):
     whole, broken = tmp_path / "whole", tmp_path / "broken"

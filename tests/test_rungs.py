@@ -172,7 +172,6 @@ def test_a_program_for_gpus_says_that_there_is_none(run_here, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     ("name", "amp"),
     [(name, amp) for name in ON_CPU for amp in [None, "fp16"]]
@@ -188,7 +187,6 @@ def test_a_program_for_gpus_trains_on_them(name, amp, tmp_path):
 
 
 @pytest.mark.multigpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 def test_the_upper_rungs_on_two_gpus_train_as_rung_2_does_on_one(tmp_path):
     accuracies, keys = [], []
     for name in ("2_gpu.py", "3_dp.py", "4_ddp.py"):

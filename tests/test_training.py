@@ -218,7 +218,6 @@ def test_metrics_read_as_a_sentence():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("amp", [None, "fp16", "bf16"])
 @pytest.mark.parametrize("on_device", [False, True])
 def test_one_gpu_learns_as_well_as_the_cpu(amp, on_device):
