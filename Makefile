@@ -12,10 +12,10 @@ HTML := _build/html
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book test site lint unit notebooks refresh bench venv clean
+.PHONY: help book test site lint unit notebooks refresh record kaggle test-kaggle test-oldest bench venv clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 book: site  ## build the site
 	@echo
@@ -43,6 +43,19 @@ notebooks: venv
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python book/refresh.py
+
+record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
+	$(BIN)/python book/record.py $(MACHINE)
+
+kaggle: venv  ## write every chapter as a notebook for Kaggle, and how to push it, to dist/kaggle
+	$(BIN)/python book/kaggle_notebooks.py
+	$(BIN)/python book/kaggle_record.py
+
+test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
+	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt unit notebooks
+
+test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; half an hour
+	$(BIN)/python tests/kaggle_stand_in.py
 
 bench: venv  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py

@@ -2,11 +2,13 @@
 
 ``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's
 place, metadata holds nothing volatile, neighbouring stream outputs are merged, and the traceback
-of a cell that fails on purpose keeps the frames of the page and the whole message.
+of a cell that fails on purpose keeps the frames of the page and the whole message. Where the
+outputs come from is noted in ``runs/chapters.json``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -32,23 +34,43 @@ def refresh(path: Path) -> None:
         If a cell fails that is not tagged ``raises-exception``; the file is then left as it was.
     """
     notebook = nbformat.read(path, as_version=4)
+    execute(notebook, path.parent)
+    write(notebook, path)
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
+    """Run `notebook` in a clean kernel in `folder` and normalise it, also if a cell fails.
+
+    `options` go to ``NotebookClient``. What a failing cell raises is raised; the cells after it
+    have no outputs then.
+    """
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in cells:
+        cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook,
-        timeout=300,
+        timeout=options.pop("timeout", 300),
         kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(folder)}},
         # Otherwise every cell's metadata would carry the time at which it ran.
         record_timing=False,
         coalesce_streams=True,
+        **options,
     )
-    client.execute()
-    notebook.metadata = nbformat.from_dict(METADATA)
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
-    for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number:02d}"
-        cell.source = cell.source.rstrip()
-        if cell.cell_type == "code":
+    try:
+        client.execute()
+    finally:
+        notebook.metadata = nbformat.from_dict(METADATA)
+        notebook.nbformat, notebook.nbformat_minor = 4, 5
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"cell-{number:02d}"
+            cell.source = cell.source.rstrip()
+        for cell in cells:
             cell.outputs = [normalise(output) for output in cell.outputs]
+
+
+def write(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Write `notebook` to `path`: all of it, or nothing."""
     text = nbformat.writes(notebook, ensure_ascii=False).rstrip("\n") + "\n"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
@@ -67,11 +89,25 @@ def own_frames(traceback: str, name: str) -> str:
     """IPython's traceback without the frames of installed libraries; `name` is the exception's."""
     ansi = r"(?:\x1b\[[\d;]*m)*"
     header, *frames = re.split(rf"\n+(?={ansi}(?:Cell|File)\b)", traceback)
-    if not frames:
+    # A syntax error comes without the line that starts the message.
+    parts = re.split(rf"\n+(?={ansi}{name}\b)", frames[-1], maxsplit=1) if frames else []
+    if len(parts) < 2:
         return traceback
-    frames[-1], message = re.split(rf"\n+(?={ansi}{name}\b)", frames[-1], maxsplit=1)
+    frames[-1], message = parts
     kept = [frame for frame in frames if re.match(rf"{ansi}Cell\b", frame)]
     return "\n".join([header, *kept, "", message])
+
+
+def note_where(chapter: str) -> None:
+    """Keep in ``runs/chapters.json`` what machine the outputs of `chapter` now come from."""
+    from record import machine_facts, write_json
+
+    file = NOTEBOOKS.parent / "runs" / "chapters.json"
+    chapters = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    chapters[chapter] = machine_facts()
+    here = {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+    file.parent.mkdir(exist_ok=True)
+    write_json({name: chapters[name] for name in sorted(chapters) if name in here}, file)
 
 
 def main(names: list[str]) -> None:
@@ -79,6 +115,8 @@ def main(names: list[str]) -> None:
     os.environ.update(TQDM_DISABLE="1")
     for path in [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb")):
         refresh(path)
+        if path.resolve().parent == NOTEBOOKS:
+            note_where(path.stem)
         print(f"refreshed {path.name}", flush=True)
 
 

@@ -1,0 +1,206 @@
+"""Make a chapter run on Kaggle: one notebook that carries the package, and how to push it.
+
+    python book/kaggle_notebooks.py [folder]        # dist/kaggle; `make kaggle` calls this
+
+writes for each chapter ``NN_title/NN_title.ipynb`` and ``NN_title/kernel-metadata.json``. The
+same chapters and the same source give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+DATA_SET = "zalando-research/fashionmnist"
+USER = "your-kaggle-name"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
+    # What Kaggle itself writes for two T4s: https://github.com/Kaggle/kaggle-cli/issues/821
+    "kaggle": {"accelerator": "nvidiaTeslaT4", "isGpuEnabled": True, "isInternetEnabled": True},
+}
+
+
+def write_all(folder: Path, user: str = USER) -> list[Path]:
+    """Every chapter for Kaggle, each in a folder of its own; the notebooks' paths."""
+    written = []
+    for path in NOTEBOOKS:
+        notebook = kaggle_notebook(path)
+        target = Path(folder) / path.stem / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = nbformat.writes(notebook, ensure_ascii=False) + "\n"
+        target.write_text(text, encoding="utf-8")
+        described = json.dumps(push_metadata(path, notebook, user), indent=2) + "\n"
+        (target.parent / "kernel-metadata.json").write_text(described, encoding="utf-8")
+        written.append(target)
+    return written
+
+
+def kaggle_notebook(path: Path) -> nbformat.NotebookNode:
+    """The chapter at `path` without outputs, as a notebook that needs nothing of the repository."""
+    chapter = nbformat.read(path, as_version=4)
+    cells = [c for c in chapter.cells if "remove-cell" not in c.metadata.get("tags", [])]
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = plain_markdown(cell.source, path)
+        else:
+            cell.outputs, cell.execution_count = [], None
+    text = "\n".join(cell.source for cell in cells)
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    payload = carried_source()
+    needs = {
+        "needs_data": "data.load(" in text,
+        "two_gpus": bool(re.search(r"\blaunch\(|DataParallel\(", text)),
+        "rungs": "rungs/" in text,
+    }
+    # A first cell from elsewhere, older or newer, is found here.
+    digest = hashlib.sha256(payload.encode()).hexdigest()[:12]
+    expect = f'kaggle.expect("{digest}")  # the first cell belongs to this notebook'
+    code[0].source = f"from torchladder import kaggle\n\n{expect}\n{code[0].source}"
+    first = nbformat.v4.new_code_cell(first_cell(payload, **needs), id="torchladder")
+    notebook = nbformat.v4.new_notebook(cells=[first, *cells], metadata=METADATA)
+    notebook.nbformat_minor = 5
+    return notebook
+
+
+# --- what the notebook carries ------------------------------------------------------------------
+
+
+@cache
+def carried_source() -> str:
+    """The package without its data, the programs of ``rungs/``, and their licence."""
+    package = [path for path in (ROOT / "src" / "torchladder").rglob("*") if path.is_file()]
+    left_out = {"bundled", "__pycache__"}
+    package = [path for path in package if not left_out & set(path.parts)]
+    programs = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
+    return carry([ROOT / "LICENSE", *sorted(package), *programs])
+
+
+def carry(paths: Iterable[Path]) -> str:
+    """Files of this repository as one line of text; in it ``src/`` is left out of their names."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in paths:
+            member = tarfile.TarInfo(path.relative_to(ROOT).as_posix().removeprefix("src/"))
+            content = path.read_bytes()
+            member.size = len(content)  # times, owners and modes stay alike everywhere
+            archive.addfile(member, io.BytesIO(content))
+    return base64.b64encode(lzma.compress(packed.getvalue(), preset=9)).decode()
+
+
+def first_cell(payload: str, **session: bool) -> str:
+    """The code that unpacks `payload` and calls `torchladder.kaggle.check_session(**session)`."""
+    template = (ROOT / "book" / "kaggle_first_cell.py").read_text(encoding="utf-8")
+    _, *code, _ = template.splitlines()  # without what is for ruff, and without the empty call
+    wanted = "".join(f"{name}=True, " for name, value in session.items() if value)
+    sha256 = hashlib.sha256(payload.encode()).hexdigest()
+    code = "\n".join(code)
+    return f'{code}\nset_up({wanted}sha256="{sha256}", carried="{payload}")'
+
+
+# --- what Kaggle's Markdown does not know -------------------------------------------------------
+
+
+def plain_markdown(text: str, path: Path) -> str:
+    """MyST as plain Markdown; `path` is the notebook's, for relative names."""
+    text = re.sub(r"^(:{3,})\{([\w-]+)\} *(.*)\n((?:.*\n)*?)\1$", quoted, text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^```\{rung-diff\} +(\S+) +(\S+)\n```$",
+        lambda found: plain_diff(*(path.parent / name for name in found.groups())),
+        text,
+        flags=re.MULTILINE,
+    )
+    unknown = re.search(r"^(?::{3,}|```)\{[\w-]+\}.*", text, re.MULTILINE)
+    if unknown:
+        raise ValueError(f"{path.name}: no plain form is known of {unknown[0]!r}")
+    # The bundled images do not travel; the first cell writes the same from the full set.
+    text = text.replace("src/torchladder/bundled/", "rungs/")
+    return re.sub(
+        r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([\w./-]+\.(?:ipynb|md)(?:#[\w-]+)?|#[\w-]+)\)",
+        lambda found: linked(*found.groups(), path),
+        text,
+    )
+
+
+def quoted(found: re.Match) -> str:
+    """A colon fence, such as an admonition, as a quotation that begins with its title."""
+    kind, title, body = found[2], found[3], found[4]
+    body = re.sub(r"\A(?::[\w-]+:.*\n)+", "", body).strip("\n")
+    title = title or kind.capitalize()
+    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}**", "", *body.split("\n")])
+
+
+def plain_diff(old: Path, new: Path) -> str:
+    """The lines that differ, a gap between places, as a block that Kaggle colours."""
+    programs = [file.read_text(encoding="utf-8").splitlines() for file in (old, new)]
+    lines = list(difflib.unified_diff(*programs, n=0, lineterm=""))[3:]
+    return "\n".join(["```diff", *("" if line[:2] == "@@" else line for line in lines), "```"])
+
+
+def linked(text: str, target: str, path: Path) -> str:
+    """A link into the book as a link to its public site, if it has one, else only its words."""
+    site = public_site()
+    if not site:
+        return text
+    page, _, anchor = target.partition("#")
+    page = os.path.relpath(path.parent / page if page else path, ROOT)
+    page = Path(page).with_suffix(".html").as_posix()
+    return f"[{text}]({site}/{page}{'#' + anchor if anchor else ''})"
+
+
+@cache
+def public_site() -> str:
+    """Where the site is published: ``html: baseurl`` of ``_config.yml``."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    return (config.get("html") or {}).get("baseurl", "").rstrip("/")
+
+
+# --- for kaggle kernels push --------------------------------------------------------------------
+
+
+def push_metadata(path: Path, notebook: nbformat.NotebookNode, user: str) -> dict:
+    """``kernel-metadata.json``: https://github.com/Kaggle/kaggle-cli/blob/main/docs/kernels.md"""
+    title = f"The Device Ladder {path.stem.replace('_', ' ')}"
+    return {
+        "id": f"{user}/{title.lower().replace(' ', '-')}",
+        "title": title,
+        "code_file": path.name,
+        "language": "python",
+        "kernel_type": "notebook",
+        "is_private": True,
+        "enable_gpu": True,
+        "enable_tpu": False,
+        "enable_internet": True,
+        "machine_shape": "NvidiaTeslaT4",  # two of them
+        "dataset_sources": [DATA_SET] if "needs_data=True" in notebook.cells[0].source else [],
+        "competition_sources": [],
+        "kernel_sources": [],
+        "model_sources": [],
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist" / "kaggle"
+    written = write_all(folder, os.environ.get("KAGGLE_USERNAME") or USER)
+    largest = max(path.stat().st_size for path in written)
+    print(f"{len(written)} notebooks, the largest {largest / 1e3:.0f} kB, are in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""Run every chapter and the GPU tests on this machine and keep what came out.
+
+``make record MACHINE=1xH200`` calls this. It writes ``runs/1xH200/``: the chapters as they ran,
+and ``machine.json``, which says on what, when and by which command. The machine's name is a claim;
+where it is not true, nothing runs and nothing is written. A chapter that fails is kept as far as
+it got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import nbformat
+from nbclient.exceptions import CellControlSignal
+from refresh import NOTEBOOKS, execute, write
+
+ROOT = NOTEBOOKS.parent
+CELL_TIMEOUT = 600
+TESTS_TIMEOUT = 3600
+
+
+# --- what this machine is -----------------------------------------------------------------------
+
+
+def machine_name() -> str:
+    """What a run on this machine may be called: ``cpu``, ``mps``, ``1xH200``, ``2xT4`` ..."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    models = list(dict.fromkeys(map(model_of, gpus)))
+    if gpus:
+        return "+".join(f"{list(map(model_of, gpus)).count(model)}x{model}" for model in models)
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def model_of(gpu: str) -> str:
+    """A GPU's model in one word: ``NVIDIA A100-SXM4-40GB`` is an A100, ``Tesla T4`` a T4."""
+    makers = {"nvidia", "tesla", "quadro", "geforce", "amd", "instinct", "radeon"}
+    words = [word for word in re.findall(r"\w+", gpu) if word.lower() not in makers]
+    numbered = next((i for i, word in enumerate(words) if re.search(r"\d", word)), len(words))
+    return "".join(words[: numbered + 1])
+
+
+def machine_facts() -> dict:
+    """What readers may want to know of this machine; nothing that tells whose it is."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    nccl = cuda and torch.distributed.is_nccl_available() and torch.cuda.nccl.version()
+    return {
+        "machine": machine_name(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in properties],
+        "driver": driver() if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "torch": torch.__version__,
+        "torchvision": installed("torchvision"),
+        "torchladder": torchladder_version(),
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "system": system(),
+    }
+
+
+def driver() -> str | None:
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(ask, text=True).split()[0]
+    return None
+
+
+def installed(package: str) -> str | None:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def torchladder_version() -> str:
+    # Also where the package was not installed but is found by PYTHONPATH.
+    source = (ROOT / "src" / "torchladder" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'__version__ = "(.+)"', source)[1]
+
+
+def cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    named = cpuinfo.exists() and re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def system() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    return f"{platform.system()} {platform.release()}"
+
+
+def data_sets() -> dict[str, str]:
+    """Which images the chapters get here."""
+    from torchladder import data
+
+    here = {"fashion_mnist_small": "bundled" if data.BUNDLED.exists() else "cut from the full set"}
+    for name in ("fashion_mnist", "cifar10"):
+        try:
+            data.load(name)
+            here[name] = "full"
+        except (OSError, ValueError):
+            here[name] = "not here"
+    return here
+
+
+def commit() -> dict:
+    """The commit that is run, and whether anything but ``runs/`` differs from it."""
+    packed = ROOT / "commit.json"  # a copy without a history may bring this along
+    if packed.exists():
+        return json.loads(packed.read_text(encoding="utf-8"))
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != ROOT:
+            raise OSError("the repository is another one's")
+        changes = git("status", "--porcelain", "--", ".", ":!runs")
+        return {"commit": git("rev-parse", "HEAD"), "clean": not changes}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "clean": None}
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def record(machine: str, runs: Path, command: str) -> bool:
+    """Write ``runs/machine``; True if all chapters and tests passed.
+
+    Raises
+    ------
+    ValueError
+        If this machine is not `machine`; nothing is written then.
+    """
+    # In a process of its own: a CUDA context here would take memory from the chapters.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        facts = pool.apply(machine_facts)
+        if machine != facts["machine"]:
+            gpus = "; ".join(facts["gpus"]) or "no GPU that PyTorch can use"
+            raise ValueError(
+                f"{machine!r} is not here: this machine has {gpus}. What runs here can be recorded "
+                f"as {facts['machine']!r}. Nothing was run or written."
+            )
+        facts |= {"command": command} | commit() | {"data": pool.apply(data_sets)}
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs, prefix=".") as temporary:
+        new = Path(temporary) / machine
+        new.mkdir()
+        clean = cleaner()
+        facts["notebooks"] = {}
+        for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+            facts["notebooks"][path.stem] = outcome = run(path, new / path.name, clean)
+            ended = "passed" if outcome["passed"] else f"FAILED: {outcome['error']}"
+            print(f"{path.stem}: {ended}, {outcome['seconds']} s", flush=True)
+        facts["gpu_tests"] = tests = cleaned(run_gpu_tests(Path(temporary)), clean)
+        print(f"GPU tests: {tests}", flush=True)
+        write_json(facts, new / "machine.json")
+        if (runs / machine).exists():
+            os.replace(runs / machine, Path(temporary) / "before")
+        os.replace(new, runs / machine)
+    passed = all(outcome["passed"] for outcome in facts["notebooks"].values())
+    return passed and not tests.get("failed") and "error" not in tests
+
+
+def run(path: Path, target: Path, clean: Callable[[str], str]) -> dict:
+    """Run one chapter, keep it at `target`, and tell how it ended."""
+    notebook = nbformat.read(path, as_version=4)
+    reached, error = 0, None
+
+    def reach(cell, cell_index):
+        nonlocal reached
+        reached = cell_index
+
+    start = time.perf_counter()
+    try:
+        execute(notebook, path.parent, timeout=CELL_TIMEOUT, on_cell_execute=reach)
+    # A cell that failed or took too long; a kernel that died or never started.
+    except (CellControlSignal, RuntimeError) as problem:
+        name = getattr(problem, "ename", type(problem).__name__)
+        message = str(getattr(problem, "evalue", problem)).strip() or "no message"
+        error = clean(f"{name}: {message.splitlines()[0]}")
+    seconds = round(time.perf_counter() - start, 1)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [cleaned(output, clean) for output in cell.outputs]
+    write(notebook, target)
+    outcome = {"passed": error is None, "seconds": seconds}
+    if error:
+        source = notebook.cells[reached].source.splitlines()
+        outcome |= {"cell": notebook.cells[reached].id, "code": source[0] if source else ""}
+        outcome["error"] = error
+    elif quiet := [cell.id for cell in notebook.cells if should_have_failed(cell)]:
+        outcome["did_not_fail"] = quiet
+    return outcome
+
+
+def should_have_failed(cell: nbformat.NotebookNode) -> bool:
+    failed = any(output.output_type == "error" for output in cell.get("outputs", []))
+    return "raises-exception" in cell.metadata.get("tags", []) and not failed
+
+
+def cleaner() -> Callable[[str], str]:
+    """A function that takes this machine's name and its paths out of a text."""
+    places = dict.fromkeys(["/tmp", tempfile.gettempdir()], "<temporary>")
+    places[str(ROOT)] = "<repository>"
+    if sys.prefix != sys.base_prefix:
+        places[sys.prefix] = "<environment>"
+    places[str(Path.home())] = "~"
+    places |= {os.path.realpath(path): word for path, word in places.items()}
+    patterns = {
+        rf"(?<![\w.>~]){re.escape(path)}(?![\w-])": word
+        for path, word in sorted(places.items(), key=lambda place: -len(place[0]))
+        if len(path) > 1
+    }
+    host = socket.gethostname().split(".")[0]
+    if host not in ("", "localhost"):
+        patterns[rf"(?<![\w.-]){re.escape(host)}(\.[\w-]+)*(?![\w-])"] = "<host>"
+    patterns[r"GPU-[0-9a-f]{8}(-[0-9a-f]{4,12}){4}"] = "GPU-<uuid>"
+
+    def clean(text: str) -> str:
+        for pattern, word in patterns.items():
+            text = re.sub(pattern, word, text)
+        return text
+
+    return clean
+
+
+def cleaned(value, clean: Callable[[str], str]):
+    """An output, or a part of one, with every text in it cleaned; pictures stay as they are."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [cleaned(item, clean) for item in value]
+    if isinstance(value, dict):
+        pictures = ("image/png", "image/jpeg")
+        parts = {k: v if k in pictures else cleaned(v, clean) for k, v in value.items()}
+        return nbformat.from_dict(parts)
+    return value
+
+
+def run_gpu_tests(folder: Path) -> dict:
+    """How many of the tests marked ``gpu`` or ``multigpu`` passed, and which failed."""
+    files = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        if re.search(r"\bmark\.(multi)?gpu\b", path.read_text(encoding="utf-8"))
+    ]
+    if not files:
+        return {"error": "there are none"}
+    report = folder / "tests.xml"
+    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    options += ["-m", "gpu or multigpu", f"--junitxml={report}"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *files],
+            cwd=ROOT, timeout=TESTS_TIMEOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"not finished after {TESTS_TIMEOUT} s"}
+    print(done.stdout)
+    if not report.exists():
+        return {"error": done.stdout.strip().splitlines()[-1] if done.stdout else "no report"}
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [case for case in cases if {"failure", "error"} & {part.tag for part in case}]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    return {
+        "passed": len(cases) - len(failed) - len(skipped),
+        "failed": len(failed),
+        "skipped": len(skipped),
+        "names_of_failed": [f"{case.get('classname')}.{case.get('name')}" for case in failed],
+    }
+
+
+def write_json(value: dict, path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("machine", nargs="?", help="what this machine is: cpu, 1xH200, 2xT4 ...")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    if not options.machine:
+        parser.error(f"say which machine this is; it looks like {machine_name()!r}")
+    # A child's progress bars and colours are for terminals. The package is this tree's own, whether
+    # or not one is installed.
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ.update(TQDM_DISABLE="1", PYTHONPATH=os.pathsep.join(paths))
+    sys.path.insert(0, str(ROOT / "src"))
+    try:
+        passed = record(options.machine, options.runs, f"python book/record.py {options.machine}")
+    except ValueError as error:
+        print(f"record: {error}", file=sys.stderr)
+        return 2
+    folder = options.runs / options.machine
+    print(f"Written: {folder}. {'All passed.' if passed else 'Not all passed; the pages say so.'}")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

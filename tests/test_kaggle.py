@@ -1,0 +1,456 @@
+"""The chapters as notebooks for Kaggle: complete in themselves, and honest about the session.
+
+`kaggle_stand_in.py` runs them from end to end, which takes half an hour.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+import torchladder
+from torchladder import data, kaggle
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "book"))
+
+import kaggle_notebooks
+
+NAMES = [path.stem for path in kaggle_notebooks.NOTEBOOKS]
+SITE_PACKAGES = str(Path(torch.__file__).parent.parent)
+
+every_chapter = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kaggle")
+    kaggle_notebooks.write_all(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def notebooks(folder):
+    return {name: nbformat.read(folder / name / f"{name}.ipynb", as_version=4) for name in NAMES}
+
+
+def first_cell(notebooks, name="01_tensors_on_disk"):
+    return notebooks[name].cells[0].source
+
+
+def arguments(source):
+    """What the first cell's last line calls `set_up` with."""
+    return eval(source.splitlines()[-1], {"set_up": dict})
+
+
+def fresh(code, folder, *, path=SITE_PACKAGES, home=None):
+    """Run `code` by a Python to which torchladder is not installed.
+
+    Without `site`, no .pth file is read; an editable torchladder is known by such a file.
+    """
+    (folder / "code.py").write_text(code)
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHLADDER", "KAGGLE"))}
+    keep |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
+    return subprocess.run(
+        [sys.executable, "-S", "code.py"],
+        cwd=folder, env=keep, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+# --- the notebooks ------------------------------------------------------------------------------
+
+
+@every_chapter
+def test_a_notebook_is_valid_small_and_without_outputs(folder, notebooks, name):
+    notebook = notebooks[name]
+    nbformat.validate(notebook)
+    assert (folder / name / f"{name}.ipynb").stat().st_size < 400_000  # Kaggle: 1 MB
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert notebook.metadata.kaggle.accelerator == "nvidiaTeslaT4"
+    assert notebook.cells[0].cell_type == "code"
+
+
+@every_chapter
+def test_every_cell_of_the_chapter_but_those_hidden_from_readers_is_there(notebooks, name):
+    chapter = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    kept = [c for c in chapter.cells if "remove-cell" not in c.metadata.get("tags", [])]
+    ours = notebooks[name].cells[1:]
+    assert [c.id for c in ours] == [c.id for c in kept]
+    code = [(a.source, b.source) for a, b in zip(ours, kept, strict=True) if b.cell_type == "code"]
+    assert code[0][0].endswith("\n" + code[0][1])
+    assert all(ours == theirs for ours, theirs in code[1:])
+
+
+@every_chapter
+def test_no_cell_after_the_first_needs_the_repository(notebooks, name):
+    for cell in notebooks[name].cells[1:]:
+        text = re.sub(r"https?://\S+|`[\w./]+` in the repository", "", cell.source)
+        found = re.search(r"\.\./|\b(src|notebooks|book|tests|benchmarks|bundled)/", text)
+        assert not found, cell.source
+
+
+@every_chapter
+def test_nothing_is_left_that_only_the_site_can_render(notebooks, name):
+    roles = r"\{(ref|doc|term|numref|math|eq|cite|download|any|class)\w*\}`"
+    for cell in notebooks[name].cells:
+        if cell.cell_type == "markdown":
+            assert not re.search(r"^(:::|```\{|\(.+\)=$|%)", cell.source, re.M), cell.source
+            prose = re.sub(r"^```.*?^```$|``?[^`\n]+`", "", cell.source, flags=re.M | re.S)
+            assert not re.search(roles, cell.source), cell.source
+            assert not re.search(r"\]\((?!https?://)", prose), cell.source
+
+
+@every_chapter
+def test_programs_that_a_chapter_names_are_carried(notebooks, name):
+    named = set()
+    for cell in notebooks[name].cells[1:]:
+        named |= set(re.findall(r"rungs/([\w.]*\w)", cell.source))
+    made = {"fashion_mnist_small.npz"}
+    assert named <= {path.name for path in (ROOT / "rungs").iterdir()} | made
+    given = arguments(first_cell(notebooks, name))
+    assert given.get("rungs", False) == bool(named)
+    assert not named & made or given["needs_data"]
+
+
+def test_admonitions_become_quotations_and_differences_become_diffs(notebooks):
+    text = "\n".join(cell.source for cell in notebooks["08_rung_4_distributed"].cells[1:])
+    assert "> **Before you start**\n>\n> **You will be able to:**" in text
+    assert '```diff\n-"""Rung 3' in text
+    assert "\n+dist.init_process_group" in text
+    assert "--data rungs/fashion_mnist_small.npz" in text
+
+
+def test_a_directive_without_a_plain_form_is_refused():
+    with pytest.raises(ValueError, match=r"x\.ipynb: no plain form is known of '```{figure} a'"):
+        kaggle_notebooks.plain_markdown("a\n\n```{figure} a\n```\n", Path("x.ipynb"))
+
+
+def test_nested_fences_keep_their_options_to_themselves():
+    text = "::::{note}\n:class: x\n\nOne `:::` two\n::::\nafter"
+    plain = kaggle_notebooks.plain_markdown(text, Path("x.ipynb"))
+    assert plain == "> **Note**\n>\n> One `:::` two\nafter"
+
+
+def test_links_lead_to_the_public_site_if_there_is_one(monkeypatch):
+    text = "[a **b**](../book/glossary.md#c-d), [e](04_x.ipynb), [f](#g), [h](https://i.org/j.md)"
+    here = ROOT / "notebooks" / "01_y.ipynb"
+    plain = kaggle_notebooks.plain_markdown
+    assert plain(text, here) == "a **b**, e, f, [h](https://i.org/j.md)"
+    monkeypatch.setattr(kaggle_notebooks, "public_site", lambda: "https://x.org/book")
+    site = "https://x.org/book"
+    assert plain(text, here) == (
+        f"[a **b**]({site}/book/glossary.html#c-d), [e]({site}/notebooks/04_x.html), "
+        f"[f]({site}/notebooks/01_y.html#g), [h](https://i.org/j.md)"
+    )
+
+
+def test_the_same_chapters_give_the_same_bytes(folder, tmp_path):
+    kaggle_notebooks.carried_source.cache_clear()
+    kaggle_notebooks.write_all(tmp_path)
+    for path in folder.rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / path.relative_to(folder)).read_bytes()
+
+
+# --- the first cell -----------------------------------------------------------------------------
+
+
+def test_the_package_is_found_by_the_notebook_its_children_and_the_ranks(notebooks, tmp_path):
+    name = "09_which_rung"  # needs no data
+    others = "\n".join(notebooks[name].cells[2].source.splitlines()[:4])
+    code = f"""
+import importlib.util, os, subprocess, sys
+if __name__ == "__main__":
+    assert not importlib.util.find_spec("torchladder")
+{first_cell(notebooks, name)}
+import torchladder
+from torchladder import kaggle
+kaggle.expect({arguments(first_cell(notebooks, name))["sha256"][:12]!r})
+where = os.path.dirname(torchladder.__file__)
+child = "import torchladder, os; print(os.path.dirname(torchladder.__file__))"
+print("child", subprocess.check_output([sys.executable, "-c", child], text=True).strip() == where)
+def rank():
+    import torchladder.models
+    return os.path.dirname(torchladder.models.__file__)
+from torchladder.launching import launch
+print("ranks", launch(rank) == [where, where])
+print("kept", os.environ["PYTHONPATH"].endswith({SITE_PACKAGES!r}), not os.listdir("working"))
+"""
+    (tmp_path / "working").mkdir()
+    assert "kaggle.expect(" in others
+    done = fresh(code, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"torch {torch.__version__}" in done.stdout
+    assert done.stdout.splitlines()[-3:] == ["child True", "ranks True", "kept True True"]
+
+
+IN_IPYTHON = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+{before}
+shell = InteractiveShell.instance()
+result = shell.run_cell({cell!r})
+print("error:", type(result.error_in_exec).__name__)
+"""
+
+
+def test_a_changed_payload_is_refused_in_one_line(notebooks, tmp_path):
+    cell = first_cell(notebooks)
+    changed = cell[:-1000] + ("A" if cell[-1000] != "A" else "B") + cell[-999:]
+    done = fresh(IN_IPYTHON.format(cell=changed, before=""), tmp_path)
+    assert done.stdout.splitlines() == [
+        "STOP: the long line of this cell has changed. Download the notebook again.",
+        "error: Stop",
+    ]
+
+
+def test_another_torchladder_that_was_imported_first_is_named(notebooks, tmp_path):
+    (tmp_path / "torchladder.py").write_text("")
+    code = IN_IPYTHON.format(cell=first_cell(notebooks), before="import torchladder")
+    done = fresh(code, tmp_path)
+    assert done.stdout.startswith(f"STOP: {tmp_path}/torchladder.py was imported before. Restart")
+
+
+def test_what_is_carried_is_the_package_the_programs_and_the_licence(notebooks, tmp_path):
+    given = arguments(first_cell(notebooks))
+    assert hashlib.sha256(given["carried"].encode()).hexdigest() == given["sha256"]
+    import base64
+    import io
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(given["carried"]))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    files = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*.*")}
+    assert {"torchladder/launching.py", "torchladder/checkpoints/saving.py"} <= set(files)
+    assert {"rungs/1_cpu.py", "rungs/4_ddp.py"} <= set(files)
+    assert (tmp_path / "LICENSE").read_text().startswith("MIT")
+    assert not [name for name in files if name.endswith((".npz", ".pyc"))]
+    for name, path in files.items():
+        original = ROOT / (f"src/{name}" if name.startswith("torchladder/") else name)
+        assert path.read_bytes() == original.read_bytes()
+
+
+# --- what the session may lack ------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(monkeypatch, tmp_path):
+    """A working folder, and a machine with the GPUs that the test names."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def with_gpus(*names):
+        program = tmp_path / "bin" / "nvidia-smi"
+        lines = "".join(f"echo '{name}'\n" for name in names)
+        program.write_text(f"#!/bin/sh\n{lines}")
+        program.chmod(0o755)
+
+    return with_gpus
+
+
+def test_two_t4s_are_ready_in_a_few_lines(session, capsys):
+    session("Tesla T4", "Tesla T4")
+    kaggle.check_session(two_gpus=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("Python 3.")
+    assert lines[2:] == ["GPUs: Tesla T4, Tesla T4", "Ready: run the cells below."]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "two_gpus", "said"),
+    [
+        ([], False, "NOTE: no accelerator; all cells run on the CPU. For two GPUs: Settings > Acc"),
+        (["Tesla P100-PCIE-16GB"], False, "NOTE: a P100 is one GPU, not two, and new versions of"),
+        (["Tesla T4"], True, "NOTE: one GPU, and this chapter uses two where there are two: Sett"),
+        (["Tesla T4"], False, ""),
+    ],
+)
+def test_a_wrong_accelerator_is_a_line_that_says_what_to_click(
+    session, capsys, gpus, two_gpus, said
+):
+    if gpus:
+        session(*gpus)
+    kaggle.check_session(two_gpus=two_gpus)
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NOTE")]
+    assert len(notes) == bool(said)
+    assert not said or notes[0].startswith(said)
+    assert not said or notes[0].endswith("Settings > Accelerator > GPU T4 x2.")
+
+
+def test_a_driver_that_does_not_answer_is_no_gpu(session, tmp_path):
+    session()
+    (tmp_path / "bin" / "nvidia-smi").write_text(
+        "#!/bin/sh\necho 'No devices were found'; exit 6\n"
+    )
+    assert kaggle.gpu_names() == []
+
+
+def test_a_file_that_hides_the_package_from_children_is_named(session, capsys):
+    Path("torchladder.py").touch()
+    kaggle.check_session()
+    assert "torchladder.py hides the package from programs" in capsys.readouterr().out
+
+
+def test_an_old_torch_stops_the_chapter(session, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu126")
+    with pytest.raises(
+        kaggle.SessionError, match=r"torch 2\.9\.1\+cu126 is too old: 2\.10 .*lates"
+    ):
+        kaggle.check_session()
+
+
+def test_missing_libraries_stop_the_chapter_together(session, monkeypatch):
+    monkeypatch.setattr(kaggle, "NEEDED", ("torch", "safetensorz", "cloudpicklez"))
+    with pytest.raises(kaggle.SessionError, match=r"!pip install safetensorz cloudpicklez"):
+        kaggle.check_session()
+
+
+@pytest.fixture
+def nothing_attached(session, monkeypatch, tmp_path):
+    for name in ("home", "debian", "kaggle"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(data.Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(data, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(data, "KAGGLE", tmp_path / "kaggle")
+    monkeypatch.setattr(data, "BUNDLED", tmp_path / "not carried")
+    monkeypatch.delenv("TORCHLADDER_DATA", raising=False)
+
+
+def test_no_data_and_no_internet_stop_a_chapter_that_needs_them(nothing_attached, monkeypatch):
+    def unreachable(folder, download):
+        raise OSError("[Errno -3] Temporary failure in name resolution")
+
+    monkeypatch.setattr("torchvision.datasets.FashionMNIST", unreachable)
+    with pytest.raises(kaggle.SessionError) as caught:
+        kaggle.check_session(needs_data=True)
+    for part in ("Add Input > Datasets > zalando-research/fashionmnist", "Turn on internet", "-3"):
+        assert part in str(caught.value)
+    assert caught.value._render_traceback_() == [f"STOP: {caught.value}"]
+    kaggle.check_session()  # the other chapters run
+
+
+def test_with_internet_what_is_not_attached_is_downloaded(nothing_attached, monkeypatch, capsys):
+    asked = []
+
+    def load(name="fashion_mnist_small", *, download=False):
+        asked.append((name, download))
+        if len(asked) == 1:
+            raise FileNotFoundError("nowhere")
+        return "the set"
+
+    monkeypatch.setattr(data, "load", load)
+    kaggle.check_session(needs_data=True)
+    assert asked[1:] == [("fashion_mnist", True), ("fashion_mnist_small", False)]
+    assert "not attached; downloading it (31 MB)\ndata: the set\n" in capsys.readouterr().out
+
+
+def test_damaged_data_are_named_without_a_traceback(nothing_attached, tmp_path):
+    for name in data.FASHION_SHA256:
+        (tmp_path / "kaggle" / name).write_bytes(b"<!DOCTYPE html>")
+    with pytest.raises(kaggle.SessionError, match="train-images-idx3-ubyte is not Fashion-MNIST's"):
+        kaggle.check_session(needs_data=True)
+
+
+def test_programs_and_their_data_are_laid_into_the_working_folder(session, monkeypatch, tmp_path):
+    monkeypatch.setattr(torchladder, "__file__", str(ROOT / "torchladder" / "__init__.py"))
+    Path("rungs").mkdir()
+    Path("rungs/1_cpu.py").write_text("# mine")
+    kaggle.check_session(needs_data=True, rungs=True)
+    assert Path("rungs/1_cpu.py").read_text() == "# mine"
+    assert Path("rungs/4_ddp.py").read_bytes() == (ROOT / "rungs" / "4_ddp.py").read_bytes()
+    with np.load("rungs/fashion_mnist_small.npz") as ours, np.load(data.BUNDLED) as bundled:
+        assert all(np.array_equal(ours[name], bundled[name]) for name in bundled.files)
+
+
+def test_a_first_cell_of_another_version_stops_the_chapter(notebooks, monkeypatch):
+    sha256 = arguments(first_cell(notebooks))["sha256"]
+    check = next(line for line in notebooks[NAMES[0]].cells[3].source.splitlines() if "exp" in line)
+    with pytest.raises(kaggle.SessionError, match=r"from .*torchladder, not from this notebook"):
+        exec(check)
+    monkeypatch.setattr(torchladder, "carried", "0123456789abcdef", raising=False)
+    with pytest.raises(
+        kaggle.SessionError, match="carries version 0123456789ab, and .* for " + sha256[:12]
+    ):
+        exec(check)
+    monkeypatch.setattr(torchladder, "carried", sha256)
+    exec(check)
+
+
+# --- kaggle kernels push ------------------------------------------------------------------------
+
+PUSH = """
+import contextlib, io, json, sys
+with contextlib.redirect_stdout(io.StringIO()):  # it tells who is not logged in how to log in
+    from kaggle.api.kaggle_api_extended import KaggleApi
+
+sent = []
+
+
+class Client:
+    @property
+    def kernels(self):
+        return self
+    kernels_api_client = kernels
+
+    def save_kernel(self, request):
+        sent.append(request.to_dict(request))
+
+
+class Offline(KaggleApi):
+    @contextlib.contextmanager
+    def build_kaggle_client(self):
+        yield Client()
+
+
+for folder in sys.argv[1:]:
+    Offline().kernels_push(folder)
+print(json.dumps(sent))
+"""
+
+
+def test_kaggles_own_client_accepts_every_notebook_and_sends_what_was_meant(folder, tmp_path):
+    (tmp_path / "push.py").write_text(PUSH)
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("KAGGLE")}
+    done = subprocess.run(
+        [sys.executable, "push.py", *(str(folder / name) for name in NAMES)],
+        cwd=tmp_path, env=keep | {"HOME": str(tmp_path)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1, "the client complains: " + done.stdout[:1000]
+    for name, request in zip(NAMES, json.loads(done.stdout), strict=True):
+        assert request["slug"].startswith("your-kaggle-name/the-device-ladder-")
+        assert len(request["newTitle"]) <= 50
+        assert len(request["slug"].partition("/")[2]) <= 50
+        assert request["machineShape"] == "NvidiaTeslaT4"
+        assert request["isPrivate"] is request["enableGpu"] is request["enableInternet"] is True
+        assert not request.get("enableTpu")
+        assert len(request["text"]) < 400_000
+        needed = "data.load(" in (ROOT / "notebooks" / f"{name}.ipynb").read_text()
+        attached = request.get("datasetDataSources", [])
+        assert attached == ["zalando-research/fashionmnist"] * needed
+
+
+def test_the_data_sets_name_is_the_same_everywhere():
+    assert kaggle_notebooks.DATA_SET == kaggle.DATA_SET
+    assert kaggle.DATA_SET in data._two_ways("", kaggle.DATA_SET)
+
+
+def test_your_kaggle_name_comes_from_the_environment(tmp_path):
+    command = [sys.executable, ROOT / "book" / "kaggle_notebooks.py", tmp_path]
+    named = os.environ | {"KAGGLE_USERNAME": "ann"}
+    done = subprocess.run(command, env=named, capture_output=True, text=True, check=True)
+    assert re.fullmatch(rf"{len(NAMES)} notebooks, the largest \d+ kB, are in .*\n", done.stdout)
+    described = json.loads((tmp_path / "03_devices" / "kernel-metadata.json").read_text())
+    assert described["id"] == "ann/the-device-ladder-03-devices"
