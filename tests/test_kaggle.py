@@ -1,6 +1,6 @@
 """The chapters as notebooks for Kaggle: complete in themselves, and honest about the session.
 
-`kaggle_stand_in.py` runs them from end to end, which takes half an hour.
+`kaggle_stand_in.py` runs them from end to end, which takes a quarter of an hour.
 """
 
 import hashlib

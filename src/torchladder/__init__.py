@@ -6,3 +6,4 @@ what the reader has seen twice lives here.
 """
 
 __version__ = "0.1.0"
+OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchladder import __version__
+from torchladder import OLDEST_TORCH, __version__
 from torchladder.launching import LaunchError
 
 MODELS = ("lenet", "mlp", "linear-conv")
@@ -299,8 +299,7 @@ def find_problems() -> Iterator[str]:
 
     from torchladder.devices import why_no_cuda
 
-    version = torch.__version__.split("+")[0].split(".")
-    if (int(version[0]), int(version[1])) < (2, 10):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         yield (
             f"torch {torch.__version__} loads checkpoints unsafely (CVE-2026-24747): "
             "pip install --upgrade 'torch>=2.10' torchvision"

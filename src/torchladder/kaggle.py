@@ -110,8 +110,7 @@ def _too_old() -> Iterator[str]:
         return
     import torch
 
-    major, minor = torch.__version__.split(".")[:2]
-    if (int(major), int(minor)) < (2, 10):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < torchladder.OLDEST_TORCH:
         yield f"torch {torch.__version__} is too old: 2.10 or later is needed. {latest}"
 
 
@@ -146,9 +145,10 @@ def _fashion_mnist() -> object:
         try:
             data.load("fashion_mnist", download=True)
         except OSError as error:
+            reason = str(error.__cause__ or error).strip().splitlines()[-1]
             raise SessionError(
                 "the chapter needs Fashion-MNIST, which is neither attached nor can it be "
-                f"downloaded. Either {ATTACH}, or {INTERNET}. Then run this cell again. ({error})"
+                f"downloaded. Either {ATTACH}, or {INTERNET}. Then run this cell again. ({reason})"
             ) from error
         small = data.load()
     print(f"data: {small}")
