@@ -52,7 +52,7 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle, and how to push i
 	$(BIN)/python book/kaggle_record.py
 
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
-	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt unit notebooks
+	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt site unit notebooks
 
 test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
 	$(BIN)/python tests/kaggle_stand_in.py

@@ -56,11 +56,13 @@ def fresh(code, folder, *, path=SITE_PACKAGES, home=None):
 
     Without `site`, no .pth file is read; an editable torchladder is known by such a file.
     """
-    (folder / "code.py").write_text(code)
+    (folder / "program.py").write_text(code)
+    (folder / "temporary").mkdir(exist_ok=True)
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHLADDER", "KAGGLE"))}
     keep |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
+    keep |= {"TMPDIR": str(folder / "temporary")}  # where the package is unpacked
     return subprocess.run(
-        [sys.executable, "-S", "code.py"],
+        [sys.executable, "-S", "program.py"],
         cwd=folder, env=keep, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
