@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -262,10 +262,12 @@ def train_epoch(
     device = device_of_model(model)
     scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
     totals = torch.zeros(3, device=device) if totals is None else totals
+    sums = totals.unbind()
+    precision = torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None)
     model.train()
     for images, labels in batches:
         images, labels = to_device(images, device), to_device(labels, device)
-        with torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None):
+        with precision:
             logits = model(images)
             loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
@@ -275,7 +277,7 @@ def train_epoch(
         if schedule is not None:
             schedule.step()
         # Summed on the device: .item() here would make the CPU wait for the GPU at every step.
-        add_batch(totals, logits, labels, loss)
+        add_batch(sums, logits, labels, loss)
         if bar is not None:
             bar.update()
     return metrics_of(totals, across_ranks=across_ranks)
@@ -296,24 +298,26 @@ def evaluate(
     """
     device = device_of_model(model)
     totals = torch.zeros(3, device=device)
+    sums = totals.unbind()
+    precision = torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None)
     with evaluation_mode(model), torch.inference_mode():
         for images, labels in batches:
             images, labels = to_device(images, device), to_device(labels, device)
-            with torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None):
+            with precision:
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels)
-            add_batch(totals, logits, labels, loss)
+            add_batch(sums, logits, labels, loss)
     return metrics_of(totals, across_ranks=across_ranks)
 
 
-def add_batch(totals: Tensor, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
-    """Add a batch's summed loss, correct answers and images to `totals`.
+def add_batch(sums: Sequence[Tensor], logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+    """Add a batch's summed loss, correct answers and images to the three `sums`.
 
     ``loss`` is a mean, and the last batch is often smaller: a mean of means would be wrong.
     """
-    totals[0].add_(loss.detach(), alpha=len(labels))
-    totals[1].add_((logits.detach().argmax(1) == labels).sum())
-    totals[2].add_(len(labels))
+    sums[0].add_(loss.detach(), alpha=len(labels))
+    sums[1].add_((logits.detach().argmax(1) == labels).sum())
+    sums[2].add_(len(labels))
 
 
 def metrics_of(totals: Tensor, *, across_ranks: bool = False) -> Metrics:
