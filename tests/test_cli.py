@@ -44,7 +44,7 @@ def test_every_model_trains(model, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(
             ["train", "--model", model, "--epochs", "1", "--batch-size", "1000", "--lr", "0.01",
-             "--width", "0.02"]
+             "--width", "0.01"]
         )  # fmt: skip
     assert ended.value.code == 0
     assert "images/s" in capsys.readouterr().out
@@ -114,29 +114,24 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch, capsys):
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_two_ranks_train_and_only_the_first_prints_and_saves(tmp_path):
+def test_two_ranks_train_and_only_the_first_prints_and_saves(tmp_path, capsys):
     path = tmp_path / "lenet.pt"
-    done = run("train", "--rung", "ddp", "--nproc", "2", "--epochs", "1", "--save", str(path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("LeNet on 2 ranks (gloo), fashion_mnist_small")
-    assert done.stdout.count("test accuracy") == 1
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--rung", "ddp", "--nproc", "2", "--epochs", "1", "--save", str(path)])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert out.startswith("LeNet on 2 ranks (gloo), fashion_mnist_small")
+    assert out.count("test accuracy") == 1
     LeNet().load_state_dict(torch.load(path))
 
 
-def test_torchrun_starts_the_same_training():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "torchladder", "train", "--rung", "ddp", "--epochs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("LeNet on 2 ranks (gloo)") == 1
-    assert done.stdout.count("test accuracy") == 1
-
-
-def test_bad_input_is_one_sentence_on_a_rank_too():
-    done = run("train", "--rung", "ddp", "--epochs", "0")
-    assert done.returncode == 2
+def test_bad_input_is_one_sentence_on_a_rank_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--rung", "ddp", "--epochs", "0"])
+    assert ended.value.code == 2
     assert re.fullmatch(
-        r"torchladder train: rank \d of 2 failed with ValueError: epochs=0: .*\n", done.stderr
+        r"torchladder train: rank \d of 2 failed with ValueError: epochs=0: .*\n",
+        capsys.readouterr().err,
     )
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -57,14 +58,15 @@ def fresh(code, folder, *, path=SITE_PACKAGES, home=None):
     Without `site`, no .pth file is read; an editable torchladder is known by such a file.
     """
     (folder / "program.py").write_text(code)
-    (folder / "temporary").mkdir(exist_ok=True)
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHLADDER", "KAGGLE"))}
     keep |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
-    keep |= {"TMPDIR": str(folder / "temporary")}  # where the package is unpacked
-    return subprocess.run(
-        [sys.executable, "-S", "program.py"],
-        cwd=folder, env=keep, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    # Where the package is unpacked; the fork server's socket there must not have a long name.
+    with tempfile.TemporaryDirectory() as temporary:
+        return subprocess.run(
+            [sys.executable, "-S", "program.py"],
+            cwd=folder, env=keep | {"TMPDIR": temporary},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
 
 
 # --- the notebooks ------------------------------------------------------------------------------

@@ -421,6 +421,7 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert "resumed from step_00000008.pt in epoch 1, step 8\n" in done.stderr
+    assert done.stdout.count("MLP on 2 ranks (gloo)") == 2  # of each attempt, rank 0 alone
     assert done.stdout.count("test accuracy") == 1
     assert end_of(folder)["step"] == 12
     assert Path(folder, "best.pt").exists()
