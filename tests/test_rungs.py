@@ -29,14 +29,12 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 def run(name, *options):
     by_torchrun = TORCHRUN if name == "4_ddp.py" else []
     # One thread: on a machine with other work, two that wait for each other are far slower.
-    # No coverage: the programs do not use the package, and it makes them slower still.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
     done = subprocess.run(
         [sys.executable, *by_torchrun, ROOT / "rungs" / name, *map(str, options)],
         capture_output=True,
         text=True,
         timeout=300,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     # Until PyTorch 2.12, gloo announces every connection on the standard output.
     done.stdout = re.sub(r"^\[Gloo\] .*\n", "", done.stdout, flags=re.MULTILINE)
