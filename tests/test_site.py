@@ -466,19 +466,18 @@ def visit(context, address, name, axe):
     )
     page.emulate_media(color_scheme=THEMES[0])
     page.goto(address + name)
-    uncopiable = page.evaluate(UNCOPIABLE)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    visits = []
-    for theme in THEMES:
-        page.emulate_media(color_scheme=theme)
-        seen = Visit(f"{name} ({theme})", requests, errors, uncopiable=uncopiable)
-        seen.theme = page.evaluate(THEME, theme)
-        seen.uncoloured = page.evaluate(UNCOLOURED)
-        for width in (PHONE, DESKTOP):
-            page.set_viewport_size({"width": width, "height": 900})
+    visits = [Visit(f"{name} ({theme})", requests, errors) for theme in THEMES]
+    for width in (DESKTOP, PHONE):
+        page.set_viewport_size({"width": width, "height": 900})
+        for seen, theme in zip(visits, THEMES, strict=True):
+            page.emulate_media(color_scheme=theme)
+            seen.theme = page.evaluate(THEME, theme)
+            seen.uncoloured = page.evaluate(UNCOLOURED)
+            seen.uncopiable = page.evaluate(UNCOPIABLE)
             seen.widths[width] = page.evaluate("document.documentElement.scrollWidth")
             seen.search_boxes[width] = page.evaluate(SEARCH_BOXES)
-        visits.append(seen)
+    page.set_viewport_size({"width": DESKTOP, "height": 900})
     page.evaluate(ONE_OF_A_KIND)
     page.evaluate(axe)
     others = page.evaluate(AXE, ALL_BUT_COLOURS)  # a theme changes nothing of it
