@@ -18,7 +18,8 @@ def set_up(sha256, carried, **chapter):
     if not loaded:
         folder = tempfile.mkdtemp(prefix="torchladder-")
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(carried))) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before 3.11.4
+            archive.extractall(folder)
         sys.path.insert(0, folder)  # for this notebook, and for the processes it starts:
         os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
         __import__("torchladder").carried = sha256

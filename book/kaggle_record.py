@@ -46,7 +46,8 @@ from pathlib import Path
 def record(machine, commit, carried):
     repository = Path(tempfile.mkdtemp(prefix="torchladder-"))
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(carried))) as archive:
-        archive.extractall(repository, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before 3.11.4
+        archive.extractall(repository)
     # The names in the archive are as the notebooks for Kaggle need them, without src/.
     (repository / "src").mkdir()
     (repository / "torchladder").rename(repository / "src" / "torchladder")
