@@ -9,11 +9,12 @@ import importlib
 import json
 import os
 import platform
-import re
 import sys
 from pathlib import Path
 
 import torch
+
+from torchladder.devices import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
 # Each module's measure() gives a list of results.
@@ -22,12 +23,10 @@ GROUPS = ("launching", "rungs", "checkpoints", "kills")
 
 def machine():
     """What the results were measured on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    named = cpuinfo.exists() and re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "date": datetime.date.today().isoformat(),
-        "CPU": f"{named[1] if named else platform.processor()}, {os.cpu_count()} cores",
+        "CPU": f"{cpu_name()}, {os.cpu_count()} cores",
         "GPUs": ", ".join(gpus) or "none",
         "PyTorch": torch.__version__,
         "Python": platform.python_version(),

@@ -61,6 +61,9 @@ def machine_facts() -> dict:
     """What readers may want to know of this machine; nothing that tells whose it is."""
     import torch
 
+    import torchladder
+    from torchladder.devices import cpu_name
+
     cuda = torch.cuda.is_available()
     properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     nccl = cuda and torch.distributed.is_nccl_available() and torch.cuda.nccl.version()
@@ -73,9 +76,9 @@ def machine_facts() -> dict:
         "nccl": ".".join(map(str, nccl)) if nccl else None,
         "torch": torch.__version__,
         "torchvision": installed("torchvision"),
-        "torchladder": torchladder_version(),
+        "torchladder": torchladder.__version__,
         "python": platform.python_version(),
-        "cpu": cpu_model(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "system": system(),
     }
@@ -92,18 +95,6 @@ def installed(package: str) -> str | None:
     with contextlib.suppress(PackageNotFoundError):
         return version(package)
     return None
-
-
-def torchladder_version() -> str:
-    # Also where the package was not installed but is found by PYTHONPATH.
-    source = (ROOT / "src" / "torchladder" / "__init__.py").read_text(encoding="utf-8")
-    return re.search(r'__version__ = "(.+)"', source)[1]
-
-
-def cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    named = cpuinfo.exists() and re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
-    return named[1] if named else platform.processor() or platform.machine()
 
 
 def system() -> str:

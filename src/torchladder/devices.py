@@ -156,11 +156,15 @@ def device_table() -> DeviceTable:
     return table
 
 
-def _cpu() -> Device:
+def cpu_name() -> str:
+    """The CPU's model, as far as the operating system tells."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = models[0] if models else platform.processor() or platform.machine()
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _cpu() -> Device:
     page, total, free = (
         os.sysconf(key) if key in getattr(os, "sysconf_names", {}) else None
         for key in ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
@@ -168,7 +172,7 @@ def _cpu() -> Device:
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Device(
         torch.device("cpu"),
-        f"{name} ({os.cpu_count()} cores)",
+        f"{cpu_name()} ({os.cpu_count()} cores)",
         page * total if page and total else None,
         page * free if page and free else None,
         None,
