@@ -25,7 +25,7 @@ from torch import nn
 from torchladder.checkpoints import resume, save_checkpoint
 from torchladder.checkpoints.resuming import damage
 from torchladder.checkpoints.saving import checkpoints_in
-from torchladder.checkpoints.writing import LEFTOVER
+from torchladder.writing import LEFTOVER
 
 
 def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str, int]:

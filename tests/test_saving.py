@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchladder.checkpoints import atomic_file, resume, save_checkpoint
+from torchladder.checkpoints import resume, save_checkpoint
 from torchladder.checkpoints.resuming import damage
 from torchladder.checkpoints.saving import checkpoints_in
-from torchladder.checkpoints.writing import LEFTOVER
 from torchladder.launching import LaunchError, launch
+from torchladder.writing import LEFTOVER, atomic_file
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -84,7 +84,7 @@ def test_a_new_file_has_the_rights_of_any_other(tmp_path):
 def test_leftovers_of_the_dead_are_removed_but_not_files_of_the_living(tmp_path):
     script = (
         "import sys, time\n"
-        "from torchladder.checkpoints.writing import atomic_file\n"
+        "from torchladder.writing import atomic_file\n"
         "with atomic_file(sys.argv[1]) as temporary:\n"
         "    temporary.write_text('half')\n"
         "    print(temporary, flush=True)\n"

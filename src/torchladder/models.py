@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 class MLP(nn.Module):
@@ -132,3 +134,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def unwrapped(part: Any) -> Any:
+    """The model inside DataParallel, DDP and ``torch.compile``; any other part as it is."""
+    while isinstance(part, nn.Module):
+        if isinstance(part, DataParallel | DistributedDataParallel):
+            part = part.module
+        elif "_orig_mod" in part._modules:
+            part = part._orig_mod
+        else:
+            break
+    return part

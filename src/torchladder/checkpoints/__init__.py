@@ -5,7 +5,6 @@ from importlib import import_module
 # Imported when they are used: looking into a file needs no torch, whose import takes a second.
 _HOMES = {
     "CheckpointError": "tensors",
-    "atomic_file": "writing",
     "fix_checkpoint": "fixing",
     "inspect_checkpoint": "inspecting",
     "load_into": "loading",

@@ -25,10 +25,10 @@ from torchladder.checkpoints.keys import COUNTER, clean, prefixes, put_there_by
 from torchladder.checkpoints.loading import match_model, misfit
 from torchladder.checkpoints.reading import CHECKSUMS, Checkpoint, open_checkpoint
 from torchladder.checkpoints.reports import printable, row, some
-from torchladder.checkpoints.saving import unwrapped
 from torchladder.checkpoints.tensors import CheckpointError, SavedTensor, damage, verify
-from torchladder.checkpoints.writing import atomic_file
+from torchladder.models import unwrapped
 from torchladder.tables import in_bytes
+from torchladder.writing import atomic_file
 
 if TYPE_CHECKING:
     import torch

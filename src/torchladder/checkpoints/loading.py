@@ -94,7 +94,7 @@ def load_into(
     loaded      2 keys, 2 of them under another name
     made anew   2: 1.weight, 1.bias
     """
-    from torchladder.checkpoints.saving import unwrapped
+    from torchladder.models import unwrapped
 
     plain = unwrapped(model)
     ours = plain.state_dict()

@@ -18,9 +18,9 @@ from torchladder.checkpoints.saving import (
     checkpoints_in,
     on_first_rank,
     ranks_of,
-    unwrapped,
     versions,
 )
+from torchladder.models import unwrapped
 
 
 def resume(

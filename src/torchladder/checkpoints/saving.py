@@ -22,10 +22,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from torchladder import __version__
-from torchladder.checkpoints.writing import atomic_file
+from torchladder.models import unwrapped
+from torchladder.writing import atomic_file
 
 
 def save_checkpoint(
@@ -76,7 +77,7 @@ def save_checkpoint(
     Examples
     --------
     >>> import tempfile
-    >>> parts = {"model": DataParallel(nn.Linear(2, 1))}
+    >>> parts = {"model": nn.DataParallel(nn.Linear(2, 1))}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = save_checkpoint(folder, parts, step=7, epoch=1, note="the first epoch")
     ...     print(path.name, list(torch.load(path)["model"]))
@@ -146,18 +147,6 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torchladder": __version__,
     }
-
-
-def unwrapped(part: Any) -> Any:
-    """The model inside DataParallel, DDP and ``torch.compile``; any other part as it is."""
-    while isinstance(part, nn.Module):
-        if isinstance(part, DataParallel | DistributedDataParallel):
-            part = part.module
-        elif "_orig_mod" in part._modules:
-            part = part._orig_mod
-        else:
-            break
-    return part
 
 
 def ranks_of(parts: Mapping[str, Any]) -> tuple[int, int]:
