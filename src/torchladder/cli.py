@@ -140,7 +140,6 @@ def _fix(options: argparse.Namespace) -> int:
         model=_model_named(options.model) if options.model else None,
         key=options.key,
         to=options.to,
-        in_place=options.in_place,
         strict=not options.partial,
         trust=options.trust,
     )

@@ -1,20 +1,13 @@
-"""Checkpoints: look into any of them, fix them, load them across rungs, save and resume."""
+"""Checkpoints: look into any of them, fix them, load them across rungs.
 
-from importlib import import_module
+In the order in which they build on each other: `pickles` reads without running, `reading` knows the
+formats, `state_dicts` finds the weights, `keys` matches names; then what a reader uses:
+`inspecting`, `loading`, `fixing`.
+"""
 
-# Imported when they are used: looking into a file needs no torch, whose import takes a second.
-_HOMES = {
-    "CheckpointError": "tensors",
-    "fix_checkpoint": "fixing",
-    "inspect_checkpoint": "inspecting",
-    "load_into": "loading",
-    "resume": "resuming",
-    "save_checkpoint": "saving",
-}
-__all__ = list(_HOMES)
+from torchladder.checkpoints.fixing import fix_checkpoint
+from torchladder.checkpoints.inspecting import inspect_checkpoint
+from torchladder.checkpoints.loading import load_into
+from torchladder.checkpoints.reading import CheckpointError
 
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__all__ = ["CheckpointError", "fix_checkpoint", "inspect_checkpoint", "load_into"]

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import shutil
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from torchladder.checkpoints.contents import (
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from torchladder.checkpoints.inspecting import by_place, oversized, place
+from torchladder.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
+from torchladder.checkpoints.loading import match_model, misfit
+from torchladder.checkpoints.pickles import storage_id
+from torchladder.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
+from torchladder.checkpoints.reports import counted, report, some
+from torchladder.checkpoints.state_dicts import (
+    choose,
     describe,
-    find_weights,
     is_model,
     run_model,
-    tensors_of,
+    split,
 )
-from torchladder.checkpoints.inspecting import by_place, oversized
-from torchladder.checkpoints.keys import COUNTER, clean, prefixes, put_there_by
-from torchladder.checkpoints.loading import match_model, misfit
-from torchladder.checkpoints.reading import CHECKSUMS, Checkpoint, open_checkpoint
-from torchladder.checkpoints.reports import printable, row, some
-from torchladder.checkpoints.tensors import CheckpointError, SavedTensor, damage, verify
 from torchladder.models import unwrapped
 from torchladder.tables import in_bytes
 from torchladder.writing import atomic_file
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(repr=False)
@@ -48,43 +44,43 @@ class FixReport:
     cloned: list[str]  # keys that showed a part of a larger storage
     devices: dict[str, int]  # how many tensors had been saved on which device
     tied: list[list[str]]  # keys that were one tensor and still are
-    verified: str  # against what the numbers were compared
-    missing: list[str]  # keys of the model that the file lacks, with strict=False
-    changed: dict[str, tuple[tuple, tuple]]  # and that it has in another shape: file's, model's
-    backup: Path | None  # the source as it was, if the target took its place
+    verified: int  # how many tensors' numbers were compared with a checksum
+    missing_keys: list[str]  # keys of the model that the file lacks, with strict=False
+    mismatched_shapes: dict[str, tuple[tuple, tuple]]  # left out for them: file's, model's
 
     def __repr__(self) -> str:
-        at = f", from {self.weights_at!r}" if self.weights_at else ""
-        lines = row("file", f"{self.source} -> {self.target}")
-        lines += row(
-            "wrote", f"{self.format}, {in_bytes(self.size)}: {len(self.names)} tensors{at}"
-        )
         renamed = {old: new for new, old in self.names.items() if old != new}
-        for prefix, count in prefixes(renamed).items():
-            maker = put_there_by(prefix, self.dropped)
-            lines += row("prefix", f"{prefix!r} taken off {count} keys: put there by {maker}")
-        if renamed:
-            lines += row("renamed", some((f"{a} -> {b}" for a, b in renamed.items()), 1))
-        for device in self.devices.keys() - {"cpu"}:
-            lines += row("moved", f"{self.devices[device]} tensors from {device} to the CPU")
-        labels = {"cloned": self.cloned, "missing": self.missing, "other shape": self.changed}
-        labels |= {"tied": [" = ".join(names) for names in self.tied]}
-        labels |= {"left out": [f"{key} ({what})" for key, what in self.dropped.items()]}
-        for label, keys in labels.items():
-            lines += row(label, some(keys, 6)) if keys else []
-        lines += row("verified", self.verified)
-        lines += row("backup", str(self.backup)) if self.backup else []
-        return printable(lines)
+        at = f", from {self.weights_at!r}" if self.weights_at else ""
+        tensors = f"the checksums of {self.verified} tensor{'s' * (self.verified != 1)}"
+        return report(
+            file=f"{self.source} -> {self.target}",
+            wrote=f"{self.format}, {in_bytes(self.size)}: {len(self.names)} entries{at}",
+            prefix=[
+                f"{name!r} taken off {count} keys: put there by {wrapper_of(name, self.dropped)}"
+                for name, count in removed_prefixes(renamed).items()
+            ],
+            renamed=some((f"{a} -> {b}" for a, b in renamed.items()), 1),
+            moved=[
+                f"{count} tensors from {device} to the CPU"
+                for device, count in self.devices.items()
+                if device != "cpu"
+            ],
+            cloned=some(self.cloned),
+            missing=counted(self.missing_keys),
+            other_shape=counted(self.mismatched_shapes),
+            tied=some(" = ".join(names) for names in self.tied),
+            left_out=some((f"{key} ({what})" for key, what in self.dropped.items()), 6),
+            verified=tensors if self.verified else "nothing: there are no checksums",
+        )
 
 
 def fix_checkpoint(
     src: str | Path,
-    dst: str | Path | None = None,
+    dst: str | Path,
     *,
-    model: torch.nn.Module | None = None,
+    model: nn.Module | None = None,
     key: str | None = None,
     to: str | None = None,
-    in_place: bool = False,
     strict: bool = True,
     trust: bool = False,
 ) -> FixReport:
@@ -98,15 +94,13 @@ def fix_checkpoint(
     src : path
         What `inspect_checkpoint` knows. No code in it is run.
     dst : path
-        The file to write; not the source, unless `in_place`.
+        The file to write; not the source.
     model : Module, optional
-        Whose keys the file shall have: prefixes come and go as it needs, other keys are left out.
+        Whose keys the file gets: prefixes come and go as it needs, other keys are left out.
     key : str, optional
         Under which dotted key the state dict is, if there are several.
     to : ``"torch"`` or ``"safetensors"``, optional
         The kind of file; by default what the name `dst` ends in.
-    in_place : bool
-        Write over `src` after all. A copy stays beside it: ``x.pt.bak``.
     strict : bool
         Refuse if the result would not load into `model`, for missing keys or other shapes.
     trust : bool
@@ -123,8 +117,8 @@ def fix_checkpoint(
 
     Examples
     --------
-    >>> import tempfile, torch
-    >>> wrapped = torch.nn.DataParallel(torch.nn.Linear(2, 1))
+    >>> import tempfile
+    >>> wrapped = nn.DataParallel(nn.Linear(2, 1))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"model": wrapped.state_dict(), "epoch": 3}, f"{folder}/dp.pt")
     ...     report = fix_checkpoint(f"{folder}/dp.pt", f"{folder}/fixed.pt")
@@ -132,167 +126,134 @@ def fix_checkpoint(
     >>> keys, report.dropped
     (['weight', 'bias'], {'epoch': '3'})
     """
-    source, target = _paths(src, dst, in_place)
-    kind = to or ("safetensors" if target.suffix == ".safetensors" else "torch")
-    if kind not in ("torch", "safetensors"):
-        raise CheckpointError(f"to={to!r}: 'torch' or 'safetensors'.")
-    checkpoint = open_checkpoint(source)
-    if in_place and checkpoint.files != [source]:
-        raise CheckpointError(f"{source}: more than one file; only one can be fixed in place.")
-    if not in_place and target.exists() and any(target.samefile(f) for f in checkpoint.files):
-        raise CheckpointError(
-            f"{target} is the source: name another file, or in_place (--in-place)."
-        )
-    where, tensors, dropped = _weights(checkpoint, key, trust)
-    names, missing, changed = _names(checkpoint, tensors, model, strict)
-    dropped |= {k: _why_dropped(k) for k in tensors if k not in names.values()}
-    tensors = {new: tensors[old] for new, old in names.items()}
-    cloned, backup = oversized(tensors), None
+    target, kind = Path(dst), _kind(Path(dst), to)
+    checkpoint = open_checkpoint(src)
+    if target.exists() and any(target.samefile(file) for file in checkpoint.files):
+        raise CheckpointError(f"{target} is the source: name another file.")
+    where, found, dropped = _weights(checkpoint, key, trust)
+    match = _match(checkpoint, found, model, strict)
+    for old in found.keys() - match.names.values():
+        dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
+    values = {new: found[old] for new, old in match.names.items()}
     try:
         with atomic_file(target) as temporary:
             write = _write_torch if kind == "torch" else _write_safetensors
-            verified = write(tensors, temporary, set(cloned))
-            backup = _keep_copy(source) if in_place else None
+            verified = write(checkpoint, values, temporary)
     except CheckpointError:
         raise
     except Exception as error:  # of the disk, of torch, of safetensors
+        needed = in_bytes(sum(v.nbytes for v in values.values() if isinstance(v, Tensor)))
         raise CheckpointError(
             f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
-            f"and {in_bytes(sum(t.nbytes for t in tensors.values()))} of space in it?"
+            f"and {needed} of space in it?"
         ) from error
     return FixReport(
-        source=source,
+        source=Path(src),
         target=target,
         format=kind,
         size=target.stat().st_size,
         weights_at=where,
-        names=names,
+        names=match.names,
         dropped=dropped,
-        cloned=cloned,
-        devices=dict(Counter(tensor.storage.device for tensor in tensors.values())),
-        tied=[keys for keys in by_place(tensors).values() if len(keys) > 1],
+        cloned=oversized(values),
+        devices=Counter(checkpoint.device(v) for v in values.values() if isinstance(v, Tensor)),
+        tied=[keys for keys in by_place(values).values() if len(keys) > 1],
         verified=verified,
-        missing=missing,
-        changed=changed,
-        backup=backup,
+        missing_keys=match.missing_keys,
+        mismatched_shapes=match.mismatched_shapes,
     )
 
 
-def _paths(src: str | Path, dst: str | Path | None, in_place: bool) -> tuple[Path, Path]:
-    source = Path(src)
-    if not in_place:
-        if dst is None:
-            raise CheckpointError("Name the file to write, or pass in_place=True (--in-place).")
-        return source, Path(dst)
-    if dst is not None and Path(dst) != source:
-        raise CheckpointError(f"Either {dst} or in place (--in-place), not both.")
-    return source, source
+def _kind(target: Path, to: str | None) -> str:
+    by_name = "safetensors" if target.suffix == ".safetensors" else "torch"
+    if to not in (None, "torch", "safetensors"):
+        raise CheckpointError(f"to={to!r}: 'torch' or 'safetensors'.")
+    if to == "torch" != by_name:
+        raise CheckpointError(f"{target} is a safetensors file by its name, and to={to!r}.")
+    return to or by_name
 
 
 def _weights(
     checkpoint: Checkpoint, key: str | None, trust: bool
-) -> tuple[str, dict[str, SavedTensor], dict[str, str]]:
+) -> tuple[str, dict[str, Any], dict[str, str]]:
     """Where the weights are, the weights, and what else there is."""
-    where, weights = find_weights(checkpoint.tree, checkpoint.path, key)
+    where, weights = choose(checkpoint.tree, checkpoint.path, key)
     if is_model(weights):
         if not trust:
             raise CheckpointError(
                 f"{checkpoint.path}: a whole model of class {weights.name}, which loads by running "
                 "code of the file. If you trust whoever made it: trust=True (--trust)."
             )
-        verify(checkpoint.storages())
+        checkpoint.verify()
         weights = run_model(checkpoint, where)
-    tensors, rest = tensors_of(weights, checkpoint.path)
+    kept, rest = split(weights, checkpoint.path)
     above = where.split(".")[0]
     beside = {k: v for k, v in checkpoint.tree.items() if k != above} if where else {}
-    return where, tensors, {str(k): describe(value) for k, value in (rest | beside).items()}
+    return where, kept, {str(k): describe(value) for k, value in (rest | beside).items()}
 
 
-def _names(
-    checkpoint: Checkpoint, tensors: dict, model: torch.nn.Module | None, strict: bool
-) -> tuple[dict[str, str], list[str], dict]:
-    """The keys to write and whose tensors they get; the model's that are missing or differ."""
+def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict: bool) -> Match:
+    """The keys to write and whose values they get; the model's that are missing or differ."""
     if model is None:
         try:
-            names = clean(tensors, lightning=checkpoint.is_lightning)
+            names = clean_names(values, lightning=checkpoint.is_lightning)
         except CheckpointError as error:
             raise CheckpointError(f"{checkpoint.path}: {error}") from None
-        return {new: old for old, new in names.items()}, [], {}
-    found = match_model(tensors, unwrapped(model))
-    if not found.names or (strict and (found.missing or found.changed)):
+        return Match({new: old for old, new in names.items()}, [], [], {})
+    found = match_model(values, unwrapped(model))
+    if not found.names or (strict and (found.missing_keys or found.mismatched_shapes)):
         way_out = "Nothing was written; strict=False (--partial) writes what fits."
         raise misfit(checkpoint.path, unwrapped(model), found, way_out)
-    return found.names, found.missing, found.changed
+    return found
 
 
-def _why_dropped(key: str) -> str:
-    return "AveragedModel's counter" if key == COUNTER else "the model has no such key"
-
-
-def _write_torch(tensors: Mapping[str, SavedTensor], path: Path, cloned: set[str]) -> str:
+def _write_torch(checkpoint: Checkpoint, values: Mapping[str, Any], path: Path) -> int:
     """Write, and compare the checksums that torch made of the numbers with those of the source."""
-    import torch
-
-    verify({id(tensors[key].storage): tensors[key].storage for key in cloned}.values())
-    made: dict[tuple, torch.Tensor] = {}
-    for key, tensor in tensors.items():
-        if tensor.place not in made:
-            made[tensor.place] = tensor.load().clone() if key in cloned else tensor.load()
+    cloned = {key: values[key] for key in oversized(values)}
+    checkpoint.verify(cloned.items())
+    written = dict(values)
+    for keys in by_place(values).values():
+        tensor = values[keys[0]].clone() if keys[0] in cloned else values[keys[0]]
+        written |= dict.fromkeys(keys, tensor)
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
         # torch's own writer takes small steps: with large ones the whole takes half the time.
         with open(path, "wb", buffering=1 << 24) as file:
-            torch.save({key: made[tensor.place] for key, tensor in tensors.items()}, file)
+            torch.save(written, file)
     finally:
         torch.serialization.set_crc32_options(before)
-    written = open_checkpoint(path).tree
-    known = [key for key, tensor in tensors.items() if tensor.storage.crc is not None]
-    wrong = [
-        tensors[key].storage
-        for key in known
-        if key not in cloned and tensors[key].storage.crc != written[key].storage.crc
-    ]
-    if wrong:
-        raise damage(wrong)
-    return _verified(len(known))
+    there, ids = (
+        open_checkpoint(path),
+        {k: storage_id(v) for k, v in values.items() if isinstance(v, Tensor)},
+    )
+    known = {k: checkpoint.checksums[i] for k, i in ids.items() if i in checkpoint.checksums}
+    copies = {k: there.checksums[storage_id(there.tree[k])] for k in known if k not in cloned}
+    checkpoint.refuse(key for key, checksum in copies.items() if checksum != known[key])
+    return len(known)
 
 
-def _write_safetensors(tensors: Mapping[str, SavedTensor], path: Path, cloned: set[str]) -> str:
-    """Write with a checksum for each tensor. The format has no sharing: ties go into its notes."""
-    import torch
-    from safetensors.torch import save_file
-
-    count = verify({id(t.storage): t.storage for t in tensors.values()}.values())
-    state, checksums, notes, first = {}, {}, {"format": "pt"}, {}
-    for key, tensor in tensors.items():
-        if first.setdefault(tensor.place, key) != key:
-            notes[key] = first[tensor.place]  # as safetensors.torch.save_model says it
-            continue
-        state[key], crc = tensor.load(), tensor.storage.crc
-        if tensor.nbytes != tensor.storage.nbytes or not state[key].is_contiguous():
-            state[key], crc = state[key].clone(memory_format=torch.contiguous_format), None
-        if crc is None:
-            crc = zlib.crc32(state[key].reshape(-1).view(torch.uint8).numpy())
-        checksums[key] = crc
-    save_file(state, path, notes | {CHECKSUMS: json.dumps(checksums)})
-    return _verified(count)
-
-
-def _verified(count: int) -> str:
-    tensors = f"{count} tensor{'s' * (count != 1)}"
-    return f"the checksums of {tensors}" if count else "nothing: there are no checksums"
-
-
-def _keep_copy(source: Path) -> Path:
-    """A second name for the file, which stays when the first one gets another file."""
-    for number in itertools.count():
-        backup = source.with_name(f"{source.name}.bak{number or ''}")
-        try:
-            os.link(os.path.realpath(source), backup)
-            return backup
-        except FileExistsError:
-            continue
-        except OSError:  # no links on this file system
-            if not backup.exists():
-                return Path(shutil.copy2(source, backup))
+def _write_safetensors(checkpoint: Checkpoint, values: Mapping[str, Any], path: Path) -> int:
+    """Write after comparing checksums. The format has no sharing: ties go into its notes."""
+    state, notes, first = {}, {"format": "pt"}, {}
+    for key, value in values.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{checkpoint.path}: {key!r} is {describe(value)}, and safetensors holds tensors "
+                "alone. Write a file that ends in .pt."
+            )
+        there = value.untyped_storage().nbytes()
+        if value.nbytes > 1e6 + there:  # a stride of 0: else 4 bytes fill the disk
+            raise CheckpointError(
+                f"{checkpoint.path}: {key!r} shows the same {in_bytes(there)} again and again, "
+                f"which would be {in_bytes(value.nbytes)} in safetensors. to='torch' keeps it."
+            )
+        if first.setdefault(place(value), key) != key:
+            notes[key] = first[place(value)]  # as safetensors.torch.save_model says it
+        elif value.nbytes == there and value.is_contiguous():
+            state[key] = value
+        else:
+            state[key] = value.clone(memory_format=torch.contiguous_format)
+    count = checkpoint.verify(values.items())
+    save_file(state, path, notes)
+    return count

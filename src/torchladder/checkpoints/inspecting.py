@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torchladder.checkpoints.contents import (
+from torch import Tensor
+
+from torchladder.checkpoints.keys import clean_names, removed_prefixes, wrapper_of
+from torchladder.checkpoints.pickles import StandIn, storage_id
+from torchladder.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
+from torchladder.checkpoints.reports import report, some
+from torchladder.checkpoints.state_dicts import (
+    choose,
     describe,
-    find_weights,
     is_model,
+    kind_of,
     run_model,
+    state_dicts,
     weights_of,
 )
-from torchladder.checkpoints.keys import clean, prefixes, put_there_by
-from torchladder.checkpoints.pickles import StandIn
-from torchladder.checkpoints.reading import Checkpoint, open_checkpoint
-from torchladder.checkpoints.reports import ends, printable, row, shape_text, some
-from torchladder.checkpoints.tensors import CheckpointError, SavedTensor, verify
 from torchladder.tables import in_bytes
 
 QUICK = 200e6  # bytes whose checksums take no time worth an option
@@ -32,60 +36,74 @@ class Inspection:
     size: int  # bytes on the disk
     checksums: str  # whether there are some, and right
     contents: dict[str, str]  # what is at the top level: names and descriptions
-    weights_at: str | None  # the dotted key of the state dict, "" at the top; None without one
-    keys: dict[str, SavedTensor]  # the state dict's: .shape, .dtype, .storage.device
+    state_dicts: list[str]  # the dotted key of each state dict, "" at the top
+    weights_at: str | None  # the one that fix takes if no key is named; None without one
+    keys: dict[str, Tensor]  # the tensors of that state dict
+    devices: dict[str, str]  # where each of them was when it was saved
     parameters: int  # numbers in them, buffers too; of tied tensors once
     prefixes: dict[str, int]  # of wrappers, and on how many keys each is
     model_class: str | None  # of a whole pickled model
     shared: list[list[str]]  # keys that are one tensor
     oversized: list[str]  # keys whose storage holds more than they show
-    calls: list[str]  # what loading with weights_only=False would import and call
+    imports: list[str]  # what weights_only=False would import (and may call or change)
     advice: list[str]  # what to do next
 
     def __repr__(self) -> str:
-        lines = row("file", f"{self.path}: {self.format}, {in_bytes(self.size)}")
-        lines += row("checksums", self.checksums)
-        for name, what in ends(list(self.contents.items()), 12, 2):
-            mark = " (the weights)" if name == self.weights_at else ""
-            lines += row("holds", f"{name}: {what}{mark}" if name else what)
-        if self.keys:
-            lines += ["", *_key_lines(self.keys), ""]
-            devices = ", ".join(sorted({t.storage.device for t in self.keys.values()}))
-            size = in_bytes(sum({t.place: t.nbytes for t in self.keys.values()}.values()))
-            total = f"{len(self.keys):,} tensors, {self.parameters:,} numbers, {size}"
-            lines += row("total", f"{total}, saved on {devices}")
-        for prefix, count in self.prefixes.items():
-            on = f"{prefix!r} on {count:,} of {len(self.keys):,} keys"
-            lines += row("prefix", f"{on}: put there by {put_there_by(prefix, self.keys)}")
-        for names in self.shared[:3]:
-            lines += row("shared", f"{some(names)}: one tensor under {len(names)} names")
-        for name in self.oversized[:3]:
-            tensor = self.keys[name]
-            of = in_bytes(tensor.storage.nbytes)
-            shown = f"{name}: {in_bytes(tensor.nbytes)} of a storage of {of}"
-            lines += row("oversized", f"{shown}; fix leaves the rest out")
-        if self.calls:
-            lines += row("code", f"would import and call {some(self.calls, 6)}")
-        for sentence in self.advice:
-            lines += row("next", sentence)
-        return printable(lines)
+        holds = [
+            f"{name}{': ' * bool(name)}{what}{' (the weights)' * (name == self.weights_at)}"
+            for name, what in self.contents.items()
+        ]
+        if len(holds) > 15:
+            holds[12:-2] = [f"... {len(holds) - 14:,} more ..."]
+        others = [name for name in self.state_dicts if name != self.weights_at]
+        return report(
+            file=f"{self.path}: {self.format}, {in_bytes(self.size)}",
+            checksums=self.checksums,
+            holds=holds,
+            or_take=[f"{name or 'the top level'}: --key {name or repr(name)}" for name in others],
+            table="\n" + "\n".join([*_key_lines(self.keys), ""]) if self.keys else "",
+            total=self._total() if self.keys else "",
+            prefix=[
+                f"{prefix!r} on {count:,} of {len(self.keys):,} keys: put there by "
+                f"{wrapper_of(prefix, self.keys)}"
+                for prefix, count in self.prefixes.items()
+            ],
+            shared=[
+                f"{some(names)}: one tensor under {len(names)} names" for names in self.shared[:3]
+            ],
+            oversized=[
+                f"{name}: {in_bytes(self.keys[name].nbytes)} of a storage of "
+                f"{in_bytes(self.keys[name].untyped_storage().nbytes())}; fix leaves the rest out"
+                for name in self.oversized[:3]
+            ],
+            code=f"would import {some(self.imports, 6)}" if self.imports else "",
+            next=self.advice,
+        )
+
+    def _total(self) -> str:
+        size = in_bytes(sum({place(t): t.nbytes for t in self.keys.values()}.values()))
+        devices = ", ".join(sorted({*self.devices.values()}))
+        numbers = f"{len(self.keys):,} tensors, {self.parameters:,} numbers"
+        return f"{numbers}, {size}, saved on {devices}"
 
 
-def _key_lines(keys: Mapping[str, SavedTensor]) -> Iterator[str]:
+def _key_lines(keys: Mapping[str, Tensor]) -> list[str]:
     """One line a layer: ``conv1.{weight, bias}``, shapes, dtypes."""
-    layers: dict[str, dict[str, SavedTensor]] = {}
+    layers: dict[str, dict[str, Tensor]] = {}
     for key, tensor in keys.items():
         layer, _, name = key.rpartition(".")
         layers.setdefault(layer, {})[name] = tensor
-    rows = []
+    lines = []
     for layer, tensors in layers.items():
         names = [*tensors][:2] + [f"+{len(tensors) - 2}"] * (len(tensors) > 2)
         inner = names[0] if len(tensors) == 1 else f"{{{', '.join(names)}}}"
-        shapes = dict.fromkeys(shape_text(tensor.shape) for tensor in tensors.values())
-        dtypes = dict.fromkeys(tensor.dtype for tensor in tensors.values())
-        rows.append((f"{layer}.{inner}" if layer else inner, ", ".join([*shapes, *dtypes])))
-    for label, what in ends(rows, 12, 4):
-        yield f"  {_shortened(label, 44):44}  {_shortened(what, 32)}" if label else f"  {what}"
+        kinds = [kind_of(tensor) for tensor in tensors.values()]
+        shapes, dtypes = (dict.fromkeys(words) for words in zip(*kinds, strict=True))
+        label, what = f"{layer}.{inner}" if layer else inner, ", ".join([*shapes, *dtypes])
+        lines.append(f"  {_shortened(label, 44):44}  {_shortened(what, 32)}")
+    if len(lines) > 17:
+        lines[12:-4] = [f"  ... {len(lines) - 16:,} more ..."]
+    return lines
 
 
 def _shortened(text: str, width: int) -> str:
@@ -97,6 +115,8 @@ def inspect_checkpoint(
     path: str | Path, *, trust: bool = False, verify: bool | None = None
 ) -> Inspection:
     """Look into a checkpoint of any kind without running code from it or reading its numbers.
+
+    (The numbers are read of files that ``torch.save`` wrote before PyTorch 1.6.)
 
     Parameters
     ----------
@@ -130,64 +150,81 @@ def inspect_checkpoint(
     checkpoint = open_checkpoint(path)
     note = ""
     try:
-        where, weights = find_weights(checkpoint.tree, checkpoint.path)
+        where, weights = choose(checkpoint.tree, checkpoint.path)
     except CheckpointError as error:
         where, weights, note = None, {}, str(error)
     model_class = weights.name if is_model(weights) else None
     if model_class:
         weights = run_model(checkpoint, where) if trust else weights_of(weights)
-    keys = {key: value for key, value in weights.items() if isinstance(value, SavedTensor)}
+    keys = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
     try:
-        names = clean(keys, lightning=checkpoint.is_lightning)
+        names = clean_names(keys, lightning=checkpoint.is_lightning)
     except CheckpointError as error:
         names, note = {}, str(error)
-    tree = checkpoint.tree
-    named = isinstance(tree, dict) and not isinstance(tree, StandIn) and where != ""
-    inspection = Inspection(
-        path=checkpoint.path,
+    found = Inspection(
+        path=Path(path),
         format=checkpoint.format,
-        size=checkpoint.size,
-        checksums=_checksums(checkpoint, verify),
-        contents={str(k): describe(v) for k, v in tree.items()} if named else {"": describe(tree)},
+        size=sum(file.stat().st_size for file in checkpoint.files),
+        checksums="",
+        contents=_contents(checkpoint.tree, where),
+        state_dicts=list(state_dicts(checkpoint.tree)),
         weights_at=where,
         keys=keys,
-        parameters=sum({tensor.place: tensor.numel for tensor in keys.values()}.values()),
-        prefixes=prefixes(names),
+        devices={key: checkpoint.device(tensor) for key, tensor in keys.items()},
+        parameters=sum({place(tensor): tensor.numel() for tensor in keys.values()}.values()),
+        prefixes=removed_prefixes(names),
         model_class=model_class,
         shared=[names for names in by_place(keys).values() if len(names) > 1],
         oversized=oversized(keys),
-        calls=checkpoint.calls,
+        imports=checkpoint.imports,
         advice=[],
     )
-    inspection.advice = [note] if note else list(_advice(inspection))
-    return inspection
+    found.checksums = _checksums(checkpoint, verify or (verify is None and found.size < QUICK))
+    found.advice = [note] if note else list(_advice(found))
+    return found
 
 
-def _checksums(checkpoint: Checkpoint, wanted: bool | None) -> str:
-    storages = checkpoint.storages()
-    if not any(storage.crc is not None for storage in storages):
+def _contents(tree: Any, where: str | None) -> dict[str, str]:
+    """Names and descriptions of what is at the top level; of weights, what is beside them."""
+    if not isinstance(tree, dict) or isinstance(tree, StandIn):
+        return {"": describe(tree)}
+    words = {id(value): value for value in tree.values() if where or not isinstance(value, Tensor)}
+    words = {i: describe(value) for i, value in words.items()}  # once each: one may stand often
+    inside = {str(key): words[id(value)] for key, value in tree.items() if id(value) in words}
+    return inside if where else {"": describe(tree)} | inside
+
+
+def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
+    if not checkpoint.checksums:
         return "none in this file"
-    if wanted or (wanted is None and checkpoint.size < QUICK):
-        count = verify(storages)
-        return f"right, of {count:,} storage{'s' * (count != 1)}"
-    return "not compared: verify=True (--verify) reads the whole file"
+    if not wanted:
+        return "not compared: verify=True (--verify) reads the whole file"
+    count = checkpoint.verify()
+    return f"right, of {count:,} storage{'s' * (count != 1)}"
 
 
-def by_place(keys: Mapping[str, SavedTensor]) -> dict[tuple, list[str]]:
+def place(tensor: Tensor) -> tuple:
+    """Equal for tensors that are one: they show the same numbers in the same way."""
+    view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return storage_id(tensor), *view
+
+
+def by_place(values: Mapping[str, Any]) -> dict[tuple, list[str]]:
     """The keys of each tensor."""
     names: dict[tuple, list[str]] = {}
-    for key, tensor in keys.items():
-        if tensor.numel:
-            names.setdefault(tensor.place, []).append(key)
+    for key, value in values.items():
+        if isinstance(value, Tensor) and value.numel():
+            names.setdefault(place(value), []).append(key)
     return names
 
 
-def oversized(keys: Mapping[str, SavedTensor]) -> list[str]:
-    """Keys whose storage holds numbers that none of the keys shows."""
+def oversized(values: Mapping[str, Any]) -> list[str]:
+    """Keys of tensors whose storage holds numbers that none of the keys shows."""
+    tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
     shown: dict[int, int] = {}
-    for tensor in {tensor.place: tensor for tensor in keys.values()}.values():
-        shown[id(tensor.storage)] = shown.get(id(tensor.storage), 0) + tensor.nbytes
-    return [key for key, t in keys.items() if shown[id(t.storage)] < t.storage.nbytes]
+    for tensor in {place(tensor): tensor for tensor in tensors.values()}.values():
+        shown[storage_id(tensor)] = shown.get(storage_id(tensor), 0) + tensor.nbytes
+    return [k for k, t in tensors.items() if shown[storage_id(t)] < t.untyped_storage().nbytes()]
 
 
 def _advice(found: Inspection) -> Iterator[str]:
@@ -198,21 +235,14 @@ def _advice(found: Inspection) -> Iterator[str]:
             f"can be imported: torchladder fix {found.path} -o fixed.pt --trust"
         )
         return
-    if found.calls:
+    if found.imports:
         yield (
-            "torch.load refuses this file unless weights_only=False, which runs what stands under "
-            "'code'. fix leaves it out and runs nothing."
+            "torch.load refuses this file unless weights_only=False, which imports what stands "
+            "under 'code' and may call it. fix leaves it out and runs nothing."
         )
-    saved_on_gpu = any(t.storage.device != "cpu" for t in found.keys.values())
-    folder = found.path.is_dir() and found.format != "safetensors"
-    if (
-        found.prefixes
-        or found.weights_at
-        or found.oversized
-        or found.calls
-        or saved_on_gpu
-        or folder
-    ):
+    is_plain = found.weights_at == "" and set(found.devices.values()) <= {"cpu"}
+    sharded = found.path.is_dir() and found.format != "safetensors"
+    if found.prefixes or found.oversized or found.imports or sharded or not is_plain:
         yield f"torchladder fix {found.path} -o fixed.pt makes a plain state dict of it."
     else:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import dropwhile, product
 from typing import Any
 
+from torchladder.checkpoints.reading import CheckpointError
 from torchladder.checkpoints.reports import some
-from torchladder.checkpoints.tensors import CheckpointError
 
-# What puts a segment into keys. Nobody calls a submodule of his own by the first three.
+# What puts a segment into keys. No submodule of one's own has one of the first three names.
 WRAPPERS = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",
@@ -28,19 +28,19 @@ UNMISTAKABLE = tuple(WRAPPERS)[:3]
 COUNTER = "n_averaged"  # AveragedModel's, beside the weights
 
 
-def without(key: str, segments: Iterable[str] = UNMISTAKABLE) -> str:
-    """`key` without these segments, wherever they stand.
+def drop_segments(key: str) -> str:
+    """`key` without the segments that only wrappers have, wherever they stand.
 
-    >>> without("0._orig_mod.weight")
+    >>> drop_segments("0._orig_mod.weight")
     '0.weight'
     """
-    return ".".join(part for part in key.split(".") if part not in segments)
+    return ".".join(part for part in key.split(".") if part not in UNMISTAKABLE)
 
 
-def prefixes(names: Mapping[str, str]) -> dict[str, int]:
-    """What renaming keys takes off them, and off how many of them.
+def removed_prefixes(names: Mapping[str, str]) -> dict[str, int]:
+    """The prefixes that a renaming of keys removes, and from how many keys.
 
-    >>> prefixes({"module.fc.bias": "fc.bias", "0._orig_mod.bias": "0.bias", "bias": "bias"})
+    >>> removed_prefixes({"module.fc.bias": "fc.bias", "0._orig_mod.bias": "0.bias"})
     {'module.': 1, '_orig_mod.': 1}
     """
     found: Counter[str] = Counter()
@@ -56,10 +56,10 @@ def prefixes(names: Mapping[str, str]) -> dict[str, int]:
     return dict(found)
 
 
-def put_there_by(prefix: str, keys: Iterable[str] = ()) -> str:
-    """Who writes such a prefix, into a file with these keys.
+def wrapper_of(prefix: str, keys: Iterable[str] = ()) -> str:
+    """What writes such a prefix, into a file with these keys.
 
-    >>> put_there_by("module.module.", ["n_averaged", "module.module.weight"])
+    >>> wrapper_of("module.module.", ["n_averaged", "module.module.weight"])
     'AveragedModel over DataParallel or DDP'
     """
     parts = [part for part in prefix.split(".") if part in WRAPPERS]
@@ -69,16 +69,16 @@ def put_there_by(prefix: str, keys: Iterable[str] = ()) -> str:
     return " over ".join(makers) or "a model with this one as a part"
 
 
-def bare(key: str) -> str:
+def strip_leading_wrappers(key: str) -> str:
     """`key` without the wrappers' segments that it begins with.
 
-    >>> bare("_orig_mod.module.fc.weight")
+    >>> strip_leading_wrappers("_orig_mod.module.fc.weight")
     'fc.weight'
     """
     return ".".join(dropwhile(WRAPPERS.__contains__, key.split(".")))
 
 
-def clean(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
+def clean_names(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
     """Names without wrappers for `keys`, when there is no model to compare with.
 
     ``module.`` is taken off once (under AveragedModel, twice), and only if all keys begin so; the
@@ -91,10 +91,10 @@ def clean(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
 
     Examples
     --------
-    >>> clean(["_orig_mod.module.fc.weight", "_orig_mod.module.module.bias"])
+    >>> clean_names(["_orig_mod.module.fc.weight", "_orig_mod.module.module.bias"])
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
-    names = {key: without(key) for key in keys}
+    names = {key: drop_segments(key) for key in keys}
     averaged = names.pop(COUNTER, None) is not None
     if averaged and not all(new.startswith("module.") for new in names.values()):
         names[COUNTER] = COUNTER  # a buffer of the model's own
@@ -102,15 +102,15 @@ def clean(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
     for prefix in ["module."] * (1 + averaged) + ["model."] * lightning:
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
-    if clash := _clash(names):
+    if collision := _collision(names):
         raise CheckpointError(
-            f"Without wrappers, {clash} would be one key: nothing was changed. Rename one of them "
-            "first: state[new] = state.pop(old)."
+            f"Without wrappers, {collision} would be one key: nothing was changed. Rename one of "
+            "them first: state[new] = state.pop(old)."
         )
     return names
 
 
-def _clash(names: Mapping[str, str]) -> str:
+def _collision(names: Mapping[str, str]) -> str:
     """Two keys that get the same name, if there are."""
     first: dict[str, str] = {}
     for key, new in names.items():
@@ -124,40 +124,41 @@ class Match:
     """How the keys of a file and of a model go together."""
 
     names: dict[str, str]  # from the model's keys to the file's, where the shapes agree too
-    missing: list[str]  # keys of the model without a partner
-    left_over: list[str]  # keys of the file without one
-    changed: dict[str, tuple[tuple, tuple]]  # partners' shapes, the file's and the model's
-    clash: str = ""  # two keys of the file that would have become one: so a prefix stayed
+    missing_keys: list[str]  # keys of the model that the file lacks
+    unexpected_keys: list[str]  # keys of the file that the model lacks
+    mismatched_shapes: dict[str, tuple[tuple, tuple]]  # the file's and the model's, by its key
+    collision: str = ""  # two keys that would be one without their prefix, which stayed for that
 
     def problems(self) -> list[str]:
         """A phrase for each kind of trouble, with the first keys by name."""
         found = []
-        if self.missing:
-            names = _with_near_names(self.missing, self.left_over)
-            found.append(f"{len(self.missing)} missing ({some(names)})")
-        if self.changed:
+        if self.missing_keys:
+            names = _with_near_names(self.missing_keys, self.unexpected_keys)
+            found.append(f"{len(self.missing_keys)} missing ({some(names)})")
+        if self.mismatched_shapes:
             shapes = [
                 f"{key} is {ours} in the file, {theirs} in the model"
-                for key, (ours, theirs) in self.changed.items()
+                for key, (ours, theirs) in self.mismatched_shapes.items()
             ]
             found.append(f"{len(shapes)} of other shape ({some(shapes, between='; ')})")
-        if self.left_over:
-            found.append(f"{len(self.left_over)} left over ({some(self.left_over)})")
-        if self.clash and found:
-            found.append(f"{self.clash} would be one key without their prefix")
+        if self.unexpected_keys:
+            found.append(f"{len(self.unexpected_keys)} unexpected ({some(self.unexpected_keys)})")
+        if self.collision and found:
+            found.append(f"{self.collision} would be one key without their prefix")
         return found
 
 
 def _with_near_names(missing: list[str], others: list[str]) -> list[str]:
     """The missing keys, the first of each layer with the most similar one of the file."""
-    names = {bare(key): key for key in others[:500]}
-    said, layers = [], set()
+    short = [key for key in others[:500] if len(key) < 200]  # likeness is slow to find
+    names = {strip_leading_wrappers(key): key for key in short}
+    phrases, layers = [], set()
     for key in missing[:4]:
         layer = key.rpartition(".")[0]
         near = difflib.get_close_matches(key, names, 1) if layer not in layers else []
         layers.add(layer)
-        said.append(f"{key} (near {names[near[0]]!r})" if near else key)
-    return said + missing[4:]
+        phrases.append(f"{key} (near {names[near[0]]!r})" if near else key)
+    return phrases + missing[4:]
 
 
 def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
@@ -173,60 +174,64 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     >>> match(torch.nn.DataParallel(model).state_dict(), model.state_dict()).names
     {'weight': 'module.weight', 'bias': 'module.bias'}
     """
-    goal = {without(key): key for key in target}  # parts of the model may be compiled
+    goal = {drop_segments(key): key for key in target}  # parts of the model may be compiled
     ours = {key: _shape(value) for key, value in source.items() if key != COUNTER or key in goal}
     theirs = {new: _shape(target[key]) for new, key in goal.items()}
-    names, clash = _best_names(ours, theirs)
+    names, collision = _best_names(ours, theirs)
     pairs = {key: new for key, new in names.items() if new in goal}
-    changed = {
+    mismatched = {
         goal[new]: (ours[key], theirs[new])
         for key, new in pairs.items()
         if theirs[new] is not None and ours[key] != theirs[new]
     }
-    partners = set(pairs.values())
+    found = set(pairs.values())
     return Match(
-        {goal[new]: key for key, new in pairs.items() if goal[new] not in changed},
-        [goal[new] for new in goal if new not in partners],
-        [key for key in names if key not in pairs],
-        changed,
-        clash,
+        names={goal[new]: key for key, new in pairs.items() if goal[new] not in mismatched},
+        missing_keys=[goal[new] for new in goal if new not in found],
+        unexpected_keys=[key for key in names if key not in pairs],
+        mismatched_shapes=mismatched,
+        collision=collision,
     )
 
 
 def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The renaming of our keys under which most of them are theirs, and a clash that forbade one.
+    """The renaming of our keys under which most of them are theirs, and a collision it would cause.
 
     Of renamings that do equally well, the one that takes off wrappers; if none does, none at all.
     """
-    best = plain = {key: without(key) for key in ours}
-    if clash := _clash(best):
-        return {key: key for key in ours}, clash
-    score, sure, equal, clash = _score(best, ours, theirs), True, False, ""
+    best = plain = {key: drop_segments(key) for key in ours}
+    if collision := _collision(best):
+        return {key: key for key in ours}, collision
+    score, sure, equal = _score(best, ours, theirs), True, False
     # A whole model's prefix is on many keys, a layer's name on few.
-    ons = ["", *_shared_prefixes(theirs, len(ours) / 2)]
-    offs = sorted(_shared_prefixes(plain.values(), len(ours) / 4), key=_is_unknown)
-    for on, off in product(ons, ["", *offs]):
+    added = ["", *_shared_prefixes(theirs, len(ours) / 2)]
+    removed = sorted(_shared_prefixes(plain.values(), len(ours) / 4), key=_is_unknown)
+    for add, remove in product(added, ["", *removed]):
         names = {
-            key: on + new.removeprefix(off) if new.startswith(off) else new
+            key: add + new.removeprefix(remove) if new.startswith(remove) else new
             for key, new in plain.items()
         }
-        new_score, known = _score(names, ours, theirs), not on and not _is_unknown(off)
-        if new_score < score or names == best or (on and _is_unknown(off)):
+        new_score, known = _score(names, ours, theirs), not add and not _is_unknown(remove)
+        if new_score < score or names == best or (add and _is_unknown(remove)):
             continue
-        if forbidden := _clash({key: new for key, new in names.items() if new in theirs}):
-            clash = forbidden
+        if found := _collision({key: new for key, new in names.items() if new in theirs}):
+            collision = found
         elif new_score > score:
             best, score, sure, equal = names, new_score, known, False
         else:
             equal = not sure
-    names = dict(best if sure or not equal else plain)
+    return _without_inner_wrappers(dict(best if sure or not equal else plain), theirs), collision
+
+
+def _without_inner_wrappers(names: dict[str, str], theirs: Mapping[str, Any]) -> dict[str, str]:
+    """Take off DP's and DDP's prefix around a part of the model: ``layers.1.module.weight``."""
     taken = set(names.values())
-    for key, new in names.items():  # a wrapped part of the model: layers.1.module.weight
+    for key, new in names.items():
         head, found, tail = new.partition(".module.")
         if new not in theirs and found and f"{head}.{tail}" in theirs.keys() - taken:
             names[key] = f"{head}.{tail}"
             taken.add(names[key])
-    return names, clash
+    return names
 
 
 def _score(names: Mapping[str, str], ours: Mapping, theirs: Mapping) -> tuple[int, int]:
@@ -236,8 +241,10 @@ def _score(names: Mapping[str, str], ours: Mapping, theirs: Mapping) -> tuple[in
 
 
 def _shared_prefixes(keys: Iterable[str], least: float) -> list[str]:
-    counts = Counter(key[: i + 1] for key in keys for i, letter in enumerate(key) if letter == ".")
-    return [prefix for prefix, count in counts.items() if count >= least]
+    """Prefixes of one to eight segments that are on at least so many keys."""
+    split = [key.split(".", 9)[:-1] for key in keys]
+    counts = Counter(".".join(parts[: i + 1]) for parts in split for i in range(len(parts[:8])))
+    return [f"{prefix}." for prefix, count in counts.items() if count >= least]
 
 
 def _is_unknown(prefix: str) -> bool:

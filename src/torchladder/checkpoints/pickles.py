@@ -1,34 +1,31 @@
-"""Read a pickle without doing what it says.
+"""Unpickle without doing what the pickle says.
 
-A pickle is a program: it may import any name and call it. `pickletools` decodes its steps. The
-machine here follows them, and puts a `StandIn` wherever something would be imported, called or
-built. It cannot import, and it calls nothing that the file names.
+A pickle is a program: it may import any name and call it. ``torch.load`` takes a module in place of
+`pickle`; `InertPickle` is one. It makes containers, numbers and plain tensors, and puts a `StandIn`
+wherever anything else would be imported, called or built. It imports nothing that a file names.
 """
 
 from __future__ import annotations
 
-import pickletools
-from collections.abc import Callable
-from typing import Any, BinaryIO
+import pickle
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch._weights_only_unpickler import _get_allowed_globals
 
 
 class StandIn(dict):
-    """What a pickle wanted to import, or what a call of it would have made; inert.
+    """What a pickle wanted to import, or what calling it would have made; inert.
 
-    As a dict it holds the entries that the pickle put in: a subclass of dict is still readable.
-
-    Attributes
-    ----------
-    name : str
-        What was to be imported, ``"argparse.Namespace"``.
-    args : tuple or None
-        What it was to be called with; None if it was only imported.
-    state : object
-        What its attributes were to be: of most classes, the dict of them.
+    As a dict it holds the items that the pickle set: a subclass of dict is still readable.
     """
 
     def __init__(self, name: str, args: tuple | None = None) -> None:
-        self.name, self.args, self.state = name, args, None
+        self.name = name  # what was to be imported: "argparse.Namespace"
+        self.args = args  # what it was to be called with; None if it was only imported
+        self.state: Any = None  # what its attributes were to be: of most classes, a dict
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -36,151 +33,217 @@ class StandIn(dict):
     __hash__ = object.__hash__  # it may be a key
     __eq__ = object.__eq__
 
+    def append(self, *items: Any) -> None:
+        """Ignore what would be added to a subclass of list."""
 
-# Made for real: they are in nearly every file, and making them does nothing else.
-PLAIN: dict[str, Callable] = {
-    "collections.OrderedDict": dict,
-    "collections.defaultdict": lambda *factory: {},
-    "builtins.dict": dict,
-    "builtins.list": list,
-    "builtins.set": set,
-    "builtins.frozenset": frozenset,
-    "builtins.complex": complex,
-    "torch.Size": tuple,
-    "_codecs.encode": lambda text, encoding: text.encode("latin1"),  # how bytes are pickled
-}
+    extend = append
 
 
-def read_pickle(
-    file: BinaryIO,
-    make: Callable[[str, tuple], Any] = StandIn,
-    kept_outside: Callable[[Any], Any] = lambda tag: tag,
-) -> Any:
-    """The object that the pickle at `file`'s position describes, with stand-ins in it.
+class InertPickle:
+    """Takes the place of the module `pickle` in ``torch.load``, and keeps notes.
 
-    Parameters
+    Attributes
     ----------
-    file : binary file
-        Is left at the byte after the pickle.
-    make : callable
-        Gives the stand-in for a call, from the name that is called and the arguments.
-    kept_outside : callable
-        Gives what stands for an object outside the pickle (a storage), from its tag.
-
-    Raises
-    ------
-    Exception
-        Of any kind, if the pickle is damaged: a stack that is empty, a key that is a list.
+    imports : list of str
+        What the file would import that ``weights_only=True`` does not allow, in order.
+    storages : dict of int to (str, str)
+        For each storage, by `storage_id`: its key in the file, and the device it was saved from.
 
     Examples
     --------
-    >>> import argparse, io, pickle
+    >>> import argparse, io
     >>> settings = {"lr": 0.1, "args": argparse.Namespace(epochs=3)}
-    >>> found = read_pickle(io.BytesIO(pickle.dumps(settings)))
-    >>> found, found["args"].state
-    ({'lr': 0.1, 'args': <argparse.Namespace>}, {'epochs': 3})
+    >>> inert = InertPickle()
+    >>> found = inert.load(io.BytesIO(pickle.dumps(settings)))
+    >>> found, found["args"].state, inert.imports
+    ({'lr': 0.1, 'args': <argparse.Namespace>}, {'epochs': 3}, ['argparse.Namespace'])
     """
-    machine = _Machine(make, kept_outside)
-    for opcode, value, _ in pickletools.genops(file):
-        if opcode.name == "STOP":
-            return machine.stack.pop()
-        machine.step(opcode.name, value)
-    raise EOFError("the pickle has no end")
+
+    __name__ = "torchladder.checkpoints.pickles"  # torch.load asks for it
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        self.storages: dict[int, tuple[str, str]] = {}
+        self.Unpickler = type("Unpickler", (_InertUnpickler,), {"notes": self})
+
+    def load(self, file: Any, **options: Any) -> Any:
+        """The object that the pickle at `file`'s position describes."""
+        found = self.Unpickler(file, **options).load()
+        # torch.load looks up what a list here holds: the keys of a legacy file's storages.
+        _check_keys(found if isinstance(found, list) else [])
+        return found
 
 
-class _Machine:
-    """A pickle's stack and memory. (The standard library's own can be used up by one wrong
-    memory index, and gives attributes of the file's choice to real classes.)"""
+def walk(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Each thing in a tree of containers and stand-ins, after the dotted keys that lead to it."""
+    waiting, opened = [("", tree)], set()
+    while waiting:
+        name, value = waiting.pop()
+        yield name.removeprefix("."), value
+        if isinstance(value, dict | list | tuple) and id(value) not in opened:
+            opened.add(id(value))  # a file may hold a list that holds itself
+            inside = list(value.items() if isinstance(value, dict) else enumerate(value))
+            if isinstance(value, StandIn):
+                inside += [("state", value.state), ("args", value.args)]
+            waiting += [(f"{name[:200]}.{str(key)[:200]}", v) for key, v in reversed(inside)]
 
-    def __init__(self, make: Callable, kept_outside: Callable) -> None:
-        self.make, self.kept_outside = make, kept_outside
-        self.stack, self.marked, self.memo = [], [], {}
 
-    def to_mark(self) -> list:
-        items, self.stack = self.stack, self.marked.pop()
-        return items
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share a storage."""
+    return tensor.untyped_storage()._cdata
 
-    def call(self, called: StandIn, args: tuple) -> Any:
-        name = called.name.replace("__builtin__.", "builtins.")  # Python 2's name for it
-        return PLAIN[name](*args) if name in PLAIN else self.make(name, args)
 
-    def step(self, name: str, value: Any) -> None:
-        """Everything but plain containers: names, calls, the stack and the memory."""
-        push, pop = self.stack.append, self.stack.pop
-        match name:
-            case "GLOBAL":
-                push(StandIn(value.replace(" ", ".", 1)))
-            case "STACK_GLOBAL":
-                name, module = pop(), pop()
-                push(StandIn(f"{module}.{name}"))
-            case "REDUCE" | "NEWOBJ":
-                args = pop()
-                push(self.call(pop(), args))
-            case "NEWOBJ_EX":
-                keywords, args = pop(), pop()
-                push(self.call(pop(), (*args, keywords)))
-            case "OBJ":
-                called, *args = self.to_mark()
-                self.stack.append(self.call(called, tuple(args)))
-            case "INST":
-                args = tuple(self.to_mark())
-                self.stack.append(self.call(StandIn(value.replace(" ", ".", 1)), args))
-            case "BUILD":
-                state = pop()
-                if isinstance(self.stack[-1], StandIn):
-                    self.stack[-1].state = state
-            case "PERSID" | "BINPERSID":
-                push(self.kept_outside(value if name == "PERSID" else pop()))
-            case "MARK":
-                self.marked.append(self.stack)
-                self.stack = []
-            case "POP_MARK":
-                self.to_mark()
-            case "POP":
-                pop() if self.stack else self.to_mark()
-            case "DUP":
-                push(self.stack[-1])
-            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                self.memo[len(self.memo) if value is None else value] = self.stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                push(self.memo[value])
-            case "PROTO" | "FRAME":
-                pass
-            case _:
-                self.plain_step(name, value)
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Refuse what takes long to hash: ``t = (t, t)``, forty times, would take for ever."""
+    for key in keys:
+        parts = [key]
+        for _ in range(3):
+            parts = [part for k in parts[:100] for part in (k if isinstance(k, tuple) else [k])]
+        long = any(isinstance(part, int) and part.bit_length() > 64 for part in parts)
+        if long or len(parts) > 100 or any(isinstance(part, tuple | frozenset) for part in parts):
+            raise pickle.UnpicklingError("nested tuples or a long integer as a key")
 
-    def plain_step(self, name: str, value: Any) -> None:
-        """Make or fill a container, or push a number or a string."""
-        push, pop = self.stack.append, self.stack.pop
-        match name:
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
-            case "EMPTY_DICT" | "EMPTY_LIST" | "EMPTY_TUPLE" | "EMPTY_SET":
-                push({"DICT": dict, "LIST": list, "TUPLE": tuple, "SET": set}[name[6:]]())
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                items = [pop() for _ in range(int(name[-1]))]
-                push(tuple(reversed(items)))
-            case "TUPLE" | "LIST" | "FROZENSET":
-                items = self.to_mark()
-                make = {"TUPLE": tuple, "LIST": list, "FROZENSET": frozenset}[name]
-                self.stack.append(make(items))
-            case "APPEND" | "APPENDS":
-                items = [pop()] if name == "APPEND" else self.to_mark()
-                if isinstance(self.stack[-1], list):
-                    self.stack[-1].extend(items)
-            case "SETITEM":
-                last = pop()
-                first = pop()
-                self.stack[-1][first] = last
-            case "SETITEMS" | "DICT":
-                items = self.to_mark()
-                if name == "DICT":
-                    self.stack.append({})
-                self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
-            case "ADDITEMS":
-                items = self.to_mark()
-                self.stack[-1].update(items)
-            case _ if value is not None:
-                push(value)
-            case _:
-                raise ValueError(f"the step {name}")
+
+def _dict(pairs: Iterable = ()) -> dict:
+    pairs = list(pairs)
+    _check_keys(key for key, _ in pairs)
+    return dict(pairs)
+
+
+def _set(items: Iterable = ()) -> set:
+    _check_keys(items)
+    return set(items)
+
+
+def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
+    return _tensor_of_dtype(storage, offset, size, stride, 0, 0, storage.dtype, metadata)
+
+
+def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata=None):
+    """The tensor, without gradient and hooks, if its numbers are all in the storage."""
+    if not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
+        raise pickle.UnpicklingError(f"a tensor of shape {size}, stride {stride}")
+    last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    needs = (offset + last + 1) * dtype.itemsize if all(size) else 0
+    there = storage._untyped_storage.nbytes()
+    if needs > there:  # torch might make the storage larger
+        raise pickle.UnpicklingError(f"a tensor of {needs} bytes in {there}")
+    return torch._utils._rebuild_tensor_v3(
+        storage, offset, size, stride, False, None, dtype, metadata
+    )
+
+
+# Called for real: they are in nearly every file, and do nothing but build.
+CALLED = {
+    "collections.OrderedDict": _dict,
+    "builtins.dict": _dict,
+    "collections.defaultdict": lambda *factory: {},
+    "builtins.list": list,
+    "builtins.set": _set,
+    "builtins.complex": complex,
+    "torch.Size": tuple,
+    "torch.device": torch.device,
+    "_codecs.encode": lambda text, encoding: text.encode("latin1"),  # how bytes are pickled
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+}
+
+
+class _InertUnpickler(pickle._Unpickler):
+    """The standard library's unpickler in Python, with all steps replaced that import or call.
+
+    Its memo is a dict: the one written in C can be made to allocate 64 GB by one wrong index.
+    """
+
+    notes: InertPickle
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        # By protocol 2, things are called as in Python 2: __builtin__.xrange.
+        names = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        name = ".".join(names)
+        allowed = _get_allowed_globals()
+        if isinstance(allowed.get(name), torch.dtype) or name == "torch.storage.UntypedStorage":
+            return allowed[name]
+        if name not in allowed and name not in self.notes.imports:
+            self.notes.imports.append(name)
+        return StandIn(name)
+
+    def call(self, function: StandIn, args: tuple) -> Any:
+        inner = None
+        if function.name.startswith("torch._utils._rebuild_parameter"):
+            inner = args[0]
+        elif function.name == "torch._tensor._rebuild_from_type_v2":  # a subclass, or attributes
+            inner = self.call(args[0], args[2])
+        elif function.name in CALLED and not any(isinstance(a, torch.Tensor) for a in args):
+            return CALLED[function.name](*args)  # of a tensor, list() might have no end
+        return inner if isinstance(inner, torch.Tensor) else StandIn(function.name, args)
+
+    def load_call(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = self.call(self.stack[-1], args)
+
+    def load_newobj_ex(self) -> None:
+        keywords, args = self.stack.pop(), self.stack.pop()
+        self.stack[-1] = self.call(self.stack[-1], (*args, keywords))
+
+    def _instantiate(self, function: StandIn, args: list) -> None:
+        self.append(self.call(function, tuple(args)))
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], StandIn):
+            self.stack[-1].state = state
+
+    def load_binpersid(self) -> None:
+        """Have torch find a storage, and note where in the file it is and where it was."""
+        kind, *about = self.stack.pop()
+        if kind == "module":  # a class, with its source text
+            return self.append(about[0])
+        storage_type, key, device, count, *view = about
+        if not (isinstance(key, str | int) and isinstance(device, str) and type(count) is int):
+            raise pickle.UnpicklingError("a storage without a key, a device and a size")
+        if any(view):
+            raise pickle.UnpicklingError("a view of a storage, as torch 0.1 wrote them")
+        storage = self.persistent_load((kind, storage_type, key, device, count, *view))
+        self.notes.storages[storage._untyped_storage._cdata] = str(key), device
+        self.append(storage)
+
+    def set_items(self, items: list) -> None:
+        """Into a dict; a tensor may show 4 bytes for ever."""
+        if not isinstance(self.stack[-1], dict):
+            raise pickle.UnpicklingError("an item set in what is no dict")
+        _check_keys(items[::2])
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.set_items([key, value])
+
+    def load_setitems(self) -> None:
+        self.set_items(self.pop_mark())
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self.set_items(items)
+
+    def load_additems(self) -> None:
+        self.stack[-1].update(_set(self.pop_mark()))
+
+    def load_frozenset(self) -> None:
+        self.append(frozenset(_set(self.pop_mark())))
+
+    dispatch |= {
+        pickle.REDUCE[0]: load_call,
+        pickle.NEWOBJ[0]: load_call,
+        pickle.NEWOBJ_EX[0]: load_newobj_ex,
+        pickle.BUILD[0]: load_build,
+        pickle.BINPERSID[0]: load_binpersid,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+        pickle.DICT[0]: load_dict,
+        pickle.ADDITEMS[0]: load_additems,
+        pickle.FROZENSET[0]: load_frozenset,
+    }

@@ -1,93 +1,130 @@
-"""Open a checkpoint of any kind: no code in it is run, and its numbers stay on the disk."""
+"""Open a checkpoint of any kind: no code in it is run, and its numbers stay on the disk.
+
+The formats are read by PyTorch and by safetensors. What is added here: `InertPickle` in place of
+``pickle``, a word for each thing that is no checkpoint, and checksums, which ``torch.load`` never
+compares.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+import tarfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchladder.checkpoints import folders, torch_files
-from torchladder.checkpoints.pickles import StandIn
-from torchladder.checkpoints.tensors import (
-    CheckpointError,
-    MappedFile,
-    SavedTensor,
-    Storage,
-    any_damage_told,
-    contiguous,
-)
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from torchladder.checkpoints.pickles import InertPickle, storage_id, walk
+from torchladder.checkpoints.reports import printable
 from torchladder.tables import in_bytes
 
-SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-SAFETENSORS |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "BOOL": "bool"}
-SAFETENSORS |= {"U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8"}
-SAFETENSORS |= {"C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-CHECKSUMS = "torchladder.crc32"  # in the files that we write: each tensor's, as JSON
+CUT_OFF = "cut off, as by a full disk or a broken copy"
+AGAIN = "Copy or save it again."
 
 # How files begin that are taken for checkpoints.
 OTHERS = {b"\x89HDF": "HDF5, which Keras writes", b"GGUF": "GGUF, which llama.cpp reads"}
 OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
+# What tells a folder that is no checkpoint to us by a file in it.
+FOLDERS = {
+    ".metadata": "of torch.distributed.checkpoint. If you trust who made it (.metadata is unpickled"
+    ", which may run code), make one file of it: python -m torch.distributed.checkpoint."
+    "format_utils dcp_to_torch {} whole.pt",
+    "zero_to_fp32.py": "of DeepSpeed. Run the zero_to_fp32.py in it: it makes one file.",
+    "data.pkl": "an unpacked torch.save file. Pack it again: zip -0 -r x.pt {}",
+}
+
+
+class CheckpointError(ValueError, RuntimeError):
+    """A checkpoint that cannot be read, fixed or loaded: the message says why, and the way out.
+
+    A RuntimeError too, as that is what ``load_state_dict`` raises and programs catch.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+@contextmanager
+def as_checkpoint_error(path: Path) -> Iterator[None]:
+    """Turn all but what the system says of a file (not there, not readable) into our error."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # damage can show anywhere, as anything
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+        raise CheckpointError(
+            f"{path}: damaged, cut off, or not a checkpoint ({what}). {AGAIN}"
+        ) from error
 
 
 @dataclass
 class Checkpoint:
-    """An open checkpoint.
-
-    Attributes
-    ----------
-    path : Path
-    format : str
-        Such as ``"torch.save (zip)"``.
-    size : int
-        Bytes on the disk.
-    tree : object
-        What was saved: containers and numbers as they were, a `SavedTensor` for each tensor, a
-        `StandIn` for everything else.
-    files : list of Path
-        All that it lies in.
-    calls : list of str
-        What it would import and call if it were loaded with ``weights_only=False``.
-    """
+    """An open checkpoint."""
 
     path: Path
-    format: str
-    size: int
-    tree: Any
-    files: list[Path]
-    calls: list[str] = field(default_factory=list)
+    format: str  # such as "torch.save (zip)"
+    tree: Any  # what was saved: tensors mapped from the file; a `StandIn` for what is no plain data
+    files: list[Path]  # all that it lies in
+    imports: list[str] = field(default_factory=list)  # what weights_only=True refuses to import
+    devices: dict[int, str] = field(default_factory=dict)  # by `storage_id`: saved from where
+    checksums: dict[int, int] = field(default_factory=dict)  # by `storage_id`: CRC-32
 
     @property
     def is_lightning(self) -> bool:
         return isinstance(self.tree, dict) and "pytorch-lightning_version" in self.tree
 
-    def storages(self) -> list[Storage]:
-        """The storage of each tensor, once, with the name of a tensor in it."""
-        found = {}
-        for where, value in walk(self.tree):
-            if isinstance(value, SavedTensor) and id(value.storage) not in found:
-                found[id(value.storage)] = value.storage
-                value.storage.key = ".".join(map(str, where))
-        return list(found.values())
+    def device(self, tensor: Tensor) -> str:
+        """Where the tensor was when it was saved."""
+        return self.devices.get(storage_id(tensor), "cpu")
+
+    def checksum(self, value: Any) -> int | None:
+        """The CRC-32 that was saved for a tensor's storage, if there is one."""
+        return self.checksums.get(storage_id(value)) if isinstance(value, Tensor) else None
+
+    def verify(self, values: Iterable[tuple[str, Any]] | None = None) -> int:
+        """Compare tensors' storages (default: all) with their checksums; how many have one.
+
+        Raises
+        ------
+        CheckpointError
+            If some are not what was written.
+        """
+        named = walk(self.tree) if values is None else values
+        named = {storage_id(v): (name, v) for name, v in named if isinstance(v, Tensor)}
+        named = {i: found for i, found in named.items() if i in self.checksums}
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # crc32 lets other threads run
+            found = threads.map(_crc32, (tensor for _, tensor in named.values()))
+            pairs = list(zip(named, found, strict=True))
+        self.refuse(named[i][0] for i, crc in pairs if crc != self.checksums[i])
+        return len(named)
+
+    def refuse(self, damaged: Iterable[str]) -> None:
+        """Raise a `CheckpointError` if there is any name among `damaged`."""
+        if names := list(damaged):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(
+                f"{self.path}: the numbers of {names[0]!r}{more} are not those that were saved, "
+                "for their checksum differs. Copy the file again, or take an older one."
+            )
 
 
-def walk(tree: Any) -> Iterator[tuple[tuple, Any]]:
-    """Each thing in a tree of containers and stand-ins, after the keys that lead to it.
-
-    What is in two places is opened once: a file may hold a list that holds itself.
-    """
-    waiting, opened = [((), tree)], set()
-    while waiting:
-        where, value = waiting.pop()
-        yield where, value
-        if isinstance(value, dict | list | tuple) and id(value) not in opened:
-            opened.add(id(value))
-            inside = list(value.items() if isinstance(value, dict) else enumerate(value))
-            if isinstance(value, StandIn):
-                inside += [("state", value.state), ("args", value.args)]
-            waiting += [((*where, key), child) for key, child in reversed(inside)]
+def _crc32(tensor: Tensor) -> int:
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return zlib.crc32(storage.numpy())
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -101,46 +138,146 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         If it is not there or may not be read.
     """
     path = Path(path)
-    with any_damage_told(path):
-        if path.is_dir() or path.name.endswith(".index.json"):
-            return Checkpoint(path, *folders.read_folder(path, open_checkpoint))
-        return Checkpoint(path, *_read_file(MappedFile(path)))
+    with as_checkpoint_error(path):
+        if path.is_dir():
+            return _read_folder(path)
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: a device, pipe or socket; name a file or a folder.")
+        if path.name.endswith(".index.json"):
+            return _read_shards(path)
+        with open(path, "rb") as file:
+            head = file.read(512)
+        if head.startswith(b"PK\x03\x04"):
+            return _read_zip(path)
+        if head.startswith(b"\x80"):
+            return _read_pickles(path)
+        if head[8:9] == b"{":
+            return _read_safetensors(path)
+        raise CheckpointError(f"{path}: {_what_else(head, path.stat().st_size)}")
 
 
-def _read_file(file: MappedFile) -> tuple[str, int, Any, list[Path], list[str]]:
-    head = bytes(file.bytes[:512])
-    if head.startswith(b"PK\x03\x04"):
-        kind, (tree, calls) = "torch.save (zip)", torch_files.read_zip(file)
-    elif head.startswith(b"\x80"):
-        kind, tree, calls = torch_files.read_pickles(file)
-    elif head[8:9] == b"{":
-        kind, tree, calls = "safetensors", _read_safetensors(file), []
-    else:
-        raise CheckpointError(f"{file.path}: {_what_else(head, file.size)}")
-    return kind, file.size, tree, [file.path], calls
-
-
-def _read_safetensors(file: MappedFile) -> dict[str, SavedTensor]:
-    data = 8 + int.from_bytes(file.bytes[:8], "little")  # where the numbers begin
-    header = json.loads(bytes(file.bytes[8:data]))
-    notes = header.pop("__metadata__", {})
-    checksums = json.loads(notes.get(CHECKSUMS, "{}"))
-    tree = {}
-    for name, entry in header.items():
-        dtype, shape = SAFETENSORS[entry["dtype"]], tuple(entry["shape"])
-        begin, end = entry["data_offsets"]
-        storage = Storage(dtype, end - begin, file, data + begin, crc=checksums.get(name))
-        tree[name] = SavedTensor(dtype, shape, contiguous(shape), 0, storage)
-        if tree[name].nbytes != storage.nbytes or begin < 0:
-            raise ValueError(f"{name} has {storage.nbytes} bytes for shape {shape}")
-    length = max((t.storage.start + t.storage.nbytes for t in tree.values()), default=data)
-    if length > file.size:
+def _read_zip(path: Path) -> Checkpoint:
+    """What ``torch.save`` writes since PyTorch 1.6."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile:
         raise CheckpointError(
-            f"{file.path}: cut off, as by a full disk or a broken copy: {file.size:,} of its "
-            f"{length:,} bytes are there. Copy or save it again."
+            f"{path}: {CUT_OFF}: torch.save's directory at the end of the file is missing. {AGAIN}"
+        ) from None
+    with archive:
+        entries = _entries(path, archive)
+    inert = InertPickle()
+    tree = _torch_load(path, inert, mmap=True)
+    checkpoint = Checkpoint(path, "torch.save (zip)", tree, [path], inert.imports)
+    for i, (key, device) in inert.storages.items():
+        checkpoint.devices[i] = device
+        if any(entry.CRC for entry in entries.values()):
+            checkpoint.checksums[i] = entries[f"data/{key}"].CRC
+    return checkpoint
+
+
+def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The entries of a ``torch.save`` archive by their names; all but the numbers are checked."""
+    infos = archive.infolist()
+    roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
+    if len(roots) != 1:
+        raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
+    # By torch's own reader: torch.load would hand a TorchScript archive to torch.jit.load.
+    if "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+        raise CheckpointError(
+            f"{path}: a TorchScript archive, which is a program. If you trust it, save "
+            "torch.jit.load(path).state_dict() to another file."
         )
-    # One tensor under two names is stored once; the second name stands in the notes.
-    return tree | {name: tree[kept] for name, kept in notes.items() if kept in tree}
+    if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
+        raise CheckpointError(
+            f"{path}: its entries are compressed, as torch.save's never are. Unpack it, and pack "
+            "it with `zip -0 -r`."
+        )
+    entries = {info.filename.removeprefix(roots[0]): info for info in infos}
+    # Under torch.serialization.set_crc32_options(False), torch writes 0 for all of them.
+    if any(info.CRC for info in infos):
+        for name, info in entries.items():
+            if not name.startswith("data/"):
+                archive.read(info)  # compares its checksum, which torch does not
+        if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
+            raise CheckpointError(f"{path}: saved on a big-endian machine; convert it there.")
+    return entries
+
+
+def _torch_load(path: Path, inert: InertPickle, *, mmap: bool) -> Any:
+    if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
+        raise CheckpointError(
+            f"{path}: unset TORCH_FORCE_WEIGHTS_ONLY_LOAD to have it read. Nothing in it is run."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that is not here, a buffer that is not writable
+        options = {"map_location": "cpu", "weights_only": False, "mmap": mmap}
+        return torch.load(path, pickle_module=inert, **options)
+
+
+def _read_pickles(path: Path) -> Checkpoint:
+    """What ``torch.save`` wrote before version 1.6; or a pickle that it did not write."""
+    if tarfile.is_tarfile(path):
+        raise CheckpointError(f"{path}: a tar archive, as PyTorch 0.1 wrote; save it again there.")
+    inert = InertPickle()
+    with open(path, "rb") as file:
+        first = inert.load(file)
+    if first != torch.serialization.MAGIC_NUMBER:
+        return Checkpoint(path, "pickle, not by torch.save", first, [path], inert.imports)
+    tree = _torch_load(path, inert, mmap=False)
+    devices = {i: device for i, (_, device) in inert.storages.items()}
+    return Checkpoint(path, "torch.save (before 1.6)", tree, [path], inert.imports, devices)
+
+
+def _read_safetensors(path: Path) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        tree = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        notes = file.metadata() or {}
+    # One tensor under two names is stored once; save_model writes the second name as a note.
+    notes.pop("format", None)
+    tree |= {name: tree[kept] for name, kept in notes.items() if kept in tree}
+    return Checkpoint(path, "safetensors", tree, [path])
+
+
+def _read_folder(path: Path) -> Checkpoint:
+    names = sorted(p.name for p in path.iterdir())
+    indices = [name for name in names if name.endswith(".index.json")]
+    single = [n for n in names if n.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))]
+    weights = [n for n in single if n in ("model.safetensors", "pytorch_model.bin")] or single
+    for name in FOLDERS.keys() & names:
+        raise CheckpointError(f"{path}: {FOLDERS[name].format(path)}")
+    if len(indices) == 1:
+        return _read_shards(path / indices[0])
+    if len(weights) == 1:
+        return open_checkpoint(path / weights[0])
+    inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside or 'it is empty'}).")
+
+
+def _read_shards(index: Path) -> Checkpoint:
+    """Hugging Face's: a JSON file says in which shard each key lies."""
+    homes = json.loads(index.read_text())["weight_map"]
+    shards = {name: _read_shard(index, name) for name in sorted(set(homes.values()))}
+    for key, name in homes.items():
+        if key not in shards[name].tree:
+            raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
+    kinds = sorted({shard.format for shard in shards.values()})
+    whole = Checkpoint(index, f"{len(shards)} shards, {' and '.join(kinds)}", {}, [index])
+    whole.tree = {key: shards[name].tree[key] for key, name in homes.items()}
+    for shard in shards.values():
+        whole.files += shard.files
+        whole.imports += shard.imports
+        whole.devices |= shard.devices
+        whole.checksums |= shard.checksums
+    return whole
+
+
+def _read_shard(index: Path, name: Any) -> Checkpoint:
+    if not isinstance(name, str) or Path(name).name != name:
+        raise CheckpointError(f"{index}: it names {name!r}, which is not a file beside it.")
+    if not (index.parent / name).is_file():
+        raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
+    return open_checkpoint(index.parent / name)
 
 
 def _what_else(head: bytes, size: int) -> str:
@@ -148,7 +285,7 @@ def _what_else(head: bytes, size: int) -> str:
     text = head.lstrip().lower()
     if not head.strip(b"\0"):
         what = "begins with nothing but zeros" if size else "is empty"
-        return f"this file {what}: the program that wrote it was stopped. Copy or save it again."
+        return f"this file {what}: the program that wrote it was stopped. {AGAIN}"
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "this is a web page about the file, not the file: the link to download is another."
     if text.startswith(b"version https://git-lfs"):

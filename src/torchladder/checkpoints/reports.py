@@ -6,19 +6,29 @@ from collections.abc import Iterable
 from textwrap import wrap
 
 
-def row(label: str, text: str) -> list[str]:
-    """Lines with a label in front.
+def report(**rows: str | Iterable[str]) -> str:
+    """Lines with labels in front; a row without text is left out.
 
-    >>> row("total", "11 tensors")
-    ['total       11 tensors']
+    >>> print(report(file="a.pt", left_out=["epoch", "loss"], moved=""))
+    file        a.pt
+    left out    epoch
+    left out    loss
     """
-    first, *more = wrap(text[:600], 68, break_on_hyphens=False, break_long_words=False) or [""]
-    return [f"{label:11} {first}".rstrip(), *(f"{'':11} {line}" for line in more)]
+    lines = []
+    for label, texts in rows.items():
+        for text in [texts] if isinstance(texts, str) else texts:
+            if text.startswith("\n"):  # a table of its own
+                lines += text.split("\n")
+            elif text:
+                parts = wrap(text[:600], 68, break_on_hyphens=False, break_long_words=False)
+                heads = [label.replace("_", " "), *[""] * len(parts)]
+                lines += [f"{head:11} {part}" for head, part in zip(heads, parts, strict=False)]
+    return "\n".join(map(printable, lines))
 
 
-def printable(lines: Iterable[str]) -> str:
-    """One text. A file chooses its names; it does not get to send codes to a terminal."""
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+def printable(text: str) -> str:
+    """A file chooses its names; it does not get to send codes to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text[:2000])
 
 
 def some(names: Iterable[object], count: int = 4, between: str = ", ") -> str:
@@ -32,13 +42,7 @@ def some(names: Iterable[object], count: int = 4, between: str = ", ") -> str:
     return between.join(names[:count] + more)
 
 
-def ends(items: list, first: int, last: int) -> list:
-    """The first and the last of a long list of pairs, with a word on those between."""
-    if len(items) <= first + last + 1:
-        return items
-    return [*items[:first], ("", f"... {len(items) - first - last:,} more ..."), *items[-last:]]
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """As in ``64x3x7x7``."""
-    return "x".join(map(str, shape)) or "scalar"
+def counted(keys: Iterable[str]) -> str:
+    """As in ``2: fc.weight, fc.bias``, and nothing for none."""
+    keys = list(keys)
+    return f"{len(keys)}: {some(keys)}" if keys else ""

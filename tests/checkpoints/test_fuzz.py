@@ -14,7 +14,7 @@ from collections import Counter
 
 import pytest
 import torch
-from checkpoint_files import Boom, dcp_folder, legacy, net, plain, safetensors_file, saved
+from checkpoint_files import Boom, accelerate_shards, legacy, net, plain, safetensors_file, saved
 
 from torchladder.checkpoints import (
     CheckpointError,
@@ -32,7 +32,7 @@ def seeds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seeds")
     made = []
     for number, build in enumerate(
-        [plain, legacy, safetensors_file, dcp_folder, evil, evil_legacy]
+        [plain, legacy, safetensors_file, accelerate_shards, evil, evil_legacy]
     ):
         inner = folder / str(number)
         inner.mkdir()
@@ -89,7 +89,7 @@ def mutant(seed, folder, chance):
     path = folder / seed.name
     if seed.is_dir():
         shutil.copytree(seed, path)
-        victim = chance.choice([path / ".metadata", path / "__0_0.distcp"])
+        victim = chance.choice(sorted(path.iterdir()))
         victim.write_bytes(mutated(victim.read_bytes(), chance))
         return path
     shutil.copy(seed, path)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -69,9 +70,9 @@ def test_good_files_are_understood_fixed_and_loaded(kind, files, tmp_path):
     assert found.keys
     assert expected.get("prefix") in (None, *found.prefixes)
     assert bool(found.prefixes) == ("prefix" in expected)
-    assert expected.get("calls", "") in " ".join(found.calls)
-    assert bool(found.calls) == bool({"calls", "trust", "inspect_at"} & expected.keys())
-    assert {t.storage.device for t in found.keys.values()} == {expected.get("device", "cpu")}
+    assert expected.get("calls", "") in " ".join(found.imports)
+    assert bool(found.imports) == bool({"calls", "trust", "inspect_at"} & expected.keys())
+    assert set(found.devices.values()) == {expected.get("device", "cpu")}
     assert expected.get("oversized") in (None, *found.oversized)
     if "model_class" in expected:
         assert found.model_class == expected["model_class"]
@@ -140,6 +141,17 @@ def test_bad_files_are_refused_in_one_sentence(kind, files, tmp_path):
 
 # With the model to compare with, it is clear which of the two is meant.
 LOADABLE = {"clash_after_stripping"}
+
+
+def test_the_files_that_import_do_so_when_they_are_trusted(files, monkeypatch, tmp_path):
+    """That they are hostile, too, though they call nothing."""
+    (tmp_path / "marker_module.py").write_text("anything = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HOSTILE", "0")
+    for kind in ("weights_that_import_a_module", "weights_that_set_a_variable"):
+        torch.load(files(kind)[0], weights_only=False)
+    assert "marker_module" in sys.modules
+    assert os.environ["HOSTILE"] == "1"
 
 
 def test_the_marker_is_made_when_the_file_is_trusted(files, tmp_path):

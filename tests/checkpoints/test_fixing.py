@@ -1,0 +1,179 @@
+"""Fixing writes a plain state dict, or nothing."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from checkpoint_files import (
+    Counting,
+    Tied,
+    net,
+    plain,
+    saved,
+    weights_at_the_top_with_others_beside,
+)
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+from torchladder.checkpoints import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+)
+
+
+def same(model, other):
+    return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_fix_never_writes_over_its_source(tmp_path):
+    path = plain(tmp_path)
+    before = path.read_bytes()
+    (tmp_path / "link.pt").symlink_to(path)
+    for target in (path, tmp_path / "link.pt"):
+        with pytest.raises(CheckpointError, match="is the source"):
+            fix_checkpoint(path, target)
+    assert path.read_bytes() == before
+
+
+def test_with_a_model_the_file_gets_its_keys(tmp_path):
+    path = saved(tmp_path, {"state_dict": {f"model.{k}": v for k, v in net().state_dict().items()}})
+    for model in (net(), DataParallel(net())):
+        fix_checkpoint(path, tmp_path / "y.pt", model=model)
+        assert list(torch.load(tmp_path / "y.pt")) == list(net().state_dict())
+    whole = nn.ModuleDict({"backbone": net()})
+    report = fix_checkpoint(path, tmp_path / "y.pt", model=whole)
+    whole.load_state_dict(torch.load(tmp_path / "y.pt"))
+    assert same(whole["backbone"], net())
+    assert "model.conv.weight -> backbone.conv.weight" in repr(report)
+
+
+def test_a_file_that_does_not_fit_the_model_is_refused_or_written_in_part(tmp_path):
+    path = plain(tmp_path)
+    other = net()
+    other.module = nn.Linear(4, 3)
+    other.head = nn.Linear(2, 2)
+    del other.layers
+    with pytest.raises(CheckpointError) as caught:
+        fix_checkpoint(path, tmp_path / "y.pt", model=other)
+    assert "7 keys fit, 2 missing (head.weight" in str(caught.value)
+    assert "module.weight is (8, 4) in the file, (3, 4) in the model" in str(caught.value)
+    assert not (tmp_path / "y.pt").exists()
+    report = fix_checkpoint(path, tmp_path / "y.pt", model=other, strict=False)
+    assert report.missing_keys == ["head.weight", "head.bias"]
+    shapes = {"module.weight": ((8, 4), (3, 4)), "module.bias": ((8,), (3,))}
+    assert report.mismatched_shapes == shapes
+    assert len(torch.load(tmp_path / "y.pt")) == 7
+    with pytest.raises(CheckpointError, match="no key fits"):
+        fix_checkpoint(path, tmp_path / "z.pt", model=nn.Linear(1, 1), strict=False)
+
+
+def test_ties_survive_in_both_formats(tmp_path):
+    from safetensors.torch import load_model
+
+    path = saved(tmp_path, net(Tied).state_dict())
+    assert fix_checkpoint(path, tmp_path / "y.pt").tied == [["embed.weight", "head.weight"]]
+    state = torch.load(tmp_path / "y.pt")
+    assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()
+    fix_checkpoint(path, tmp_path / "y.safetensors")
+    model = Tied()
+    load_model(model, tmp_path / "y.safetensors")
+    assert same(model, net(Tied))
+
+
+def test_transformers_reads_what_fix_writes(tmp_path):
+    """It asks for this note in the header."""
+    from safetensors import safe_open
+
+    fix_checkpoint(plain(tmp_path), tmp_path / "y.safetensors")
+    with safe_open(tmp_path / "y.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+
+
+def test_the_setting_for_checksums_is_put_back(tmp_path):
+    path = plain(tmp_path)
+    torch.serialization.set_crc32_options(False)
+    try:
+        fix_checkpoint(path, tmp_path / "y.pt")
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert inspect_checkpoint(tmp_path / "y.pt").checksums.startswith("right")
+
+
+def limited(arguments, size):
+    """Run the command where no file can grow beyond `size` bytes, as on a disk that gets full."""
+    return subprocess.run(
+        [sys.executable, "-m", "torchladder", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+
+
+@pytest.mark.parametrize("name", ["y.pt", "y.safetensors"])
+def test_a_full_disk_costs_nothing(name, tmp_path):
+    path = saved(tmp_path, {"w": torch.randn(200_000)})
+    target = tmp_path / name
+    target.write_bytes(b"the last good one")
+    done = limited(["fix", path, "-o", target], 100_000)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"torchladder fix: {target}: could not be written")
+    assert done.stderr.count("\n") == 1
+    assert target.read_bytes() == b"the last good one"
+    assert sorted(os.listdir(tmp_path)) == ["x.pt", name]
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(CheckpointError, match="could not be written"):
+        fix_checkpoint(plain(tmp_path), tmp_path / "no" / "y.pt")
+
+
+def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
+    path = saved(tmp_path, {"w": torch.zeros(1).expand(10**9)})
+    with pytest.raises(CheckpointError, match=r"'w' shows the same 4 B .* 4.0 GB in safetensors"):
+        fix_checkpoint(path, tmp_path / "y.safetensors")
+    assert os.listdir(tmp_path) == ["x.pt"]
+    assert fix_checkpoint(path, tmp_path / "y.pt").size < 5000
+    assert torch.load(tmp_path / "y.pt")["w"].shape == (10**9,)
+
+
+def test_the_kind_of_file_and_its_name_agree(tmp_path):
+    path = plain(tmp_path)
+    for options in ({"to": "torch"}, {"to": "onnx"}):
+        with pytest.raises(CheckpointError, match="to="):
+            fix_checkpoint(path, tmp_path / "y.safetensors", **options)
+    fix_checkpoint(path, tmp_path / "weights", to="safetensors")
+    assert inspect_checkpoint(tmp_path / "weights").format == "safetensors"
+
+
+@pytest.mark.parametrize("name", [".", "pipe"])
+def test_what_is_no_file_is_not_written_over(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        fix_checkpoint(plain(tmp_path), tmp_path / name)
+    assert (tmp_path / name).exists()
+    assert not (tmp_path / name).is_file()
+
+
+def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path):
+    path = weights_at_the_top_with_others_beside(tmp_path)
+    assert "--key ema" in repr(inspect_checkpoint(path))
+    assert fix_checkpoint(path, tmp_path / "y.pt").dropped["ema"] == "state dict of 11 entries"
+    fix_checkpoint(path, tmp_path / "z.pt", key="ema")
+    weights, averaged = torch.load(tmp_path / "y.pt"), torch.load(tmp_path / "z.pt")
+    assert torch.equal(weights["conv.weight"] + 1, averaged["conv.weight"])
+
+
+def test_extra_state_is_kept(tmp_path):
+    path = saved(tmp_path, {"model": DataParallel(Counting(7)).state_dict()})
+    fix_checkpoint(path, tmp_path / "y.pt")
+    model = Counting(0)
+    model.load_state_dict(torch.load(tmp_path / "y.pt"))
+    assert model.seen == 7
+    with pytest.raises(CheckpointError, match="'_extra_state' is dict of 1"):
+        fix_checkpoint(path, tmp_path / "y.safetensors")

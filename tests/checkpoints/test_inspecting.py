@@ -1,0 +1,85 @@
+"""An inspection says what is in a file, in a report that fits a screen."""
+
+import torch
+from checkpoint_files import GOOD, Tied, net, on_cuda, plain, saved
+from safetensors.torch import save_file
+from torch.nn.parallel import DataParallel
+
+from torchladder.checkpoints import (
+    inspect_checkpoint,
+)
+
+
+def test_an_inspection_says_what_there_is(tmp_path):
+    model = DataParallel(net())
+    state = {"model": model.state_dict(), "epoch": 3, "note": "\x1b[31mred"}
+    path = on_cuda(tmp_path, state)
+    found = inspect_checkpoint(path)
+    assert found.parameters == sum(t.numel() for t in net().state_dict().values())
+    assert found.prefixes == {"module.": 11}
+    assert found.contents == {"model": "state dict of 11 entries", "epoch": "3",
+                              "note": "'\\x1b[31mred'"}  # fmt: skip
+    text = repr(found)
+    assert "saved on cuda:0" in text
+    assert "module.conv.{weight, bias}" in text
+    assert "4x3x3x3, 4, float32" in text
+    makers = "DataParallel or DDP"
+    assert f"put there by {makers}" in " ".join(text.split())
+    assert f"torchladder fix {path} -o fixed.pt" in " ".join(text.split())
+
+
+def test_names_in_a_file_cannot_send_codes_to_the_terminal(tmp_path):
+    found = inspect_checkpoint(saved(tmp_path, {"\x1b]0;title\x07": torch.zeros(2)}))
+    assert "\x1b" not in repr(found)
+    assert "?]0;title?" in repr(found)
+
+
+def test_a_report_on_thousands_of_keys_is_short(tmp_path):
+    state = {f"a.long.name.of.the.layer.{i}.weight": torch.zeros(1) for i in range(3000)}
+    text = repr(inspect_checkpoint(saved(tmp_path, state)))
+    assert len(text.splitlines()) < 40
+    assert "2,984 more" in text
+    assert "3,000 tensors" in text
+
+
+def test_ties_and_views_are_named(tmp_path):
+    state = net(Tied).state_dict()
+    state["body.bias"] = torch.zeros(1_000_000)[:4]
+    found = inspect_checkpoint(saved(tmp_path, state))
+    assert found.shared == [["embed.weight", "head.weight"]]
+    assert found.oversized == ["body.bias"]
+    assert "body.bias: 16 B of a storage of 4.0 MB" in repr(found)
+
+
+def test_large_files_are_verified_on_request_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchladder.checkpoints.inspecting.QUICK", 1000)
+    path = plain(tmp_path)
+    assert "verify=True" in inspect_checkpoint(path).checksums
+    assert inspect_checkpoint(path, verify=True).checksums == "right, of 11 storages"
+
+
+def test_trust_asks_the_model_for_its_state_dict(tmp_path):
+    path = saved(tmp_path, {"model": net(Tied)})
+    seen, asked = inspect_checkpoint(path), inspect_checkpoint(path, trust=True)
+    assert list(seen.keys) == list(asked.keys)
+    assert seen.shared == asked.shared == [["embed.weight", "head.weight"]]
+
+
+def test_every_dtype_of_safetensors_is_read(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"w": torch.zeros(4).to(torch.float8_e8m0fnu)}, path)
+    assert inspect_checkpoint(path).keys["w"].dtype == torch.float8_e8m0fnu
+
+
+def test_a_note_in_a_safetensors_file_is_no_second_name(tmp_path):
+    save_file({"pt": torch.zeros(4)}, tmp_path / "x.safetensors", {"format": "pt"})
+    assert list(inspect_checkpoint(tmp_path / "x.safetensors").keys) == ["pt"]
+
+
+def test_what_torch_would_refuse_to_import_is_reported(tmp_path):
+    """As torch's own list says, for files of the kind that it lists."""
+    for kind in ("torchvision_references", "classes_inside", "whole_model", "plain"):
+        (tmp_path / kind).mkdir()
+        path = GOOD[kind][0](tmp_path / kind)
+        ours = set(inspect_checkpoint(path).imports)
+        assert ours == set(torch.serialization.get_unsafe_globals_in_checkpoint(path))

@@ -1,0 +1,60 @@
+"""Keys of files and models find each other, and never by accident."""
+
+import pytest
+import torch
+
+from torchladder.checkpoints.keys import clean_names, match
+
+
+def shaped(*keys, shape=(2,)):
+    return {key: torch.zeros(shape) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "names"),
+    [
+        (["module.a.w", "module.b.w"], ["a.w", "b.w"], ["module.a.w", "module.b.w"]),
+        (["a.w", "b.w"], ["module.a.w", "module.b.w"], ["a.w", "b.w"]),
+        (["module.w", "b.w"], ["module.w", "b.w"], ["module.w", "b.w"]),
+        (["module.module.w", "module.b.w"], ["module.w", "b.w"], ["module.module.w", "module.b.w"]),
+        (["model.w", "model_ema.module.w"], ["w"], ["model.w"]),
+        (["model.f.a", "model.f.b", "loss.w"], ["net.f.a", "net.f.b"], ["model.f.a", "model.f.b"]),
+        (["a.w", "b.w"], ["_orig_mod.a.w", "b._orig_mod.w"], ["a.w", "b.w"]),
+        (["e.0.module.w", "e.1.w"], ["e.0.w", "e.1.w"], ["e.0.module.w", "e.1.w"]),
+        (["n_averaged", "module.a"], ["a"], ["module.a"]),
+        (["n_averaged", "a"], ["n_averaged", "a"], ["n_averaged", "a"]),
+    ],
+)
+def test_keys_find_their_partners(file, model, names):
+    found = match(shaped(*file), shaped(*model))
+    assert found.names == dict(zip(model, names, strict=True))
+    assert not found.missing_keys
+
+
+def test_two_parts_that_match_equally_well_are_not_guessed_between():
+    found = match(shaped("student.w", "teacher.w"), shaped("w"))
+    assert not found.names
+    assert found.missing_keys == ["w"]
+
+
+def test_one_layer_is_not_taken_for_another():
+    found = match(shaped("fc.weight", "fc.bias"), shaped("head.weight", "head.bias"))
+    assert not found.names
+    assert "head.weight (near 'fc.weight')" in found.problems()[0]
+
+
+def test_a_prefix_that_would_cause_a_collision_stays():
+    found = match(shaped("module.a", "module.b", "a"), shaped("a", "b"))
+    assert found.names == {"a": "a"}
+    assert found.problems()[-1].startswith("'module.a' and 'a' would be one key")
+
+
+def test_a_prefix_on_some_keys_only_is_a_submodule():
+    keys = ["module.fc.weight", "conv.weight"]
+    assert clean_names(keys) == {key: key for key in keys}
+
+
+def test_ten_thousand_keys_are_matched_in_a_moment():
+    keys = [f"layers.{i}.{part}.{n}" for i in range(1250) for part in "abcd" for n in ("w", "b")]
+    found = match(shaped(*(f"module.{key}" for key in keys)), shaped(*(f"net.{k}" for k in keys)))
+    assert len(found.names) == 10_000

@@ -1,0 +1,149 @@
+"""Weights of any wrapping arrive by name, or the model stays as it was."""
+
+from collections import OrderedDict
+from functools import partial
+
+import pytest
+import torch
+from checkpoint_files import Counting, net, plain, saved
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+from torchladder.checkpoints import (
+    CheckpointError,
+    load_into,
+)
+
+
+def same(model, other):
+    return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def wrappings():
+    return {
+        "plain": net,
+        "data_parallel": lambda: DataParallel(net()),
+        "compiled": lambda: torch.compile(net()),
+        "both": lambda: torch.compile(DataParallel(net())),
+        "in_place": lambda: (lambda m: (m.compile(), m)[1])(net()),
+    }
+
+
+@pytest.mark.parametrize("source", wrappings())
+@pytest.mark.parametrize("target", wrappings())
+def test_any_wrapping_loads_into_any_other(source, target):
+    model = wrappings()[target]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    report = load_into(model, wrappings()[source]().state_dict())
+    assert same(model, net())
+    assert len(report.names) == 11
+
+
+def heads():
+    torch.manual_seed(0)
+    old = nn.Sequential(OrderedDict(body=nn.Linear(8, 4), fc=nn.Linear(4, 1000)))
+    new = nn.Sequential(OrderedDict(body=nn.Linear(8, 4), myFc=nn.Linear(4, 200)))
+    return old, new
+
+
+def test_a_new_head_is_named():
+    old, new = heads()
+    how = {"myFc.weight": partial(nn.init.normal_, std=0.02), "myFc.bias": nn.init.zeros_}
+    report = load_into(new, DataParallel(old).state_dict(), skip=["fc"], reinit=how)
+    assert torch.equal(new.body.weight, old.body.weight)
+    assert 0.01 < new.myFc.weight.std() < 0.03
+    assert not new.myFc.bias.any()
+    assert report.reinitialised == ["myFc.weight", "myFc.bias"]
+    assert set(report.names) == {"body.weight", "body.bias"}
+
+
+def test_a_head_of_the_same_name_and_another_shape_is_made_anew():
+    old, new = heads()
+    new.fc = new.myFc
+    del new.myFc
+    before = new.fc.weight.clone()
+    load_into(new, old.state_dict(), reinit=["fc"])
+    assert not torch.equal(new.fc.weight, before)
+    assert new.fc.weight.abs().max() <= 0.5  # as reset_parameters() draws them
+    load_into(new, old.state_dict(), reinit={"fc": lambda tensor: torch.ones_like(tensor)})
+    assert new.fc.weight.eq(1).all()
+    report = load_into(new, old.state_dict(), skip=["fc"])
+    assert new.fc.weight.eq(1).all()
+    assert report.skipped == ["fc.weight", "fc.bias"]
+
+
+def test_an_error_has_both_shapes_and_changes_nothing():
+    old, new = heads()
+    before = {k: v.clone() for k, v in new.state_dict().items()}
+    new.fc = nn.Linear(4, 10)
+    calls = [{}, {"reinit": ["myFc"]}, {"skip": ["nofc"]}, {"reinit": {"myFcc": nn.init.zeros_}}]
+    messages = []
+    for options in calls:
+        with pytest.raises(CheckpointError) as caught:
+            load_into(new, old.state_dict(), **options)
+        messages.append(str(caught.value))
+        assert all(torch.equal(new.state_dict()[k], v) for k, v in before.items())
+    assert "fc.weight is (1000, 4) in the file, (10, 4) in the model" in messages[0]
+    assert "2 missing (myFc.weight" in messages[0]
+    assert "no 'myFcc'; is it 'myFc'?" in messages[3]
+
+
+def test_not_strict_loads_what_fits_but_not_nothing():
+    old, new = heads()
+    report = load_into(new, old.state_dict(), strict=False)
+    assert report.missing_keys == ["myFc.weight", "myFc.bias"]
+    assert report.unexpected_keys == ["fc.weight", "fc.bias"]
+    assert "missing     2: myFc.weight, myFc.bias" in repr(report)
+    for state in (nn.Linear(2, 2).state_dict(), {"model": nn.Conv2d(1, 1, 1).state_dict()}):
+        with pytest.raises(CheckpointError, match="no key fits"):
+            load_into(new, state, strict=False)
+
+
+def test_a_part_without_a_way_to_make_it_anew_is_refused():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.by = nn.Parameter(torch.ones(1))
+
+    model = nn.Sequential(Scale())
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    for name in ("0", "0.by"):
+        with pytest.raises(CheckpointError, match=r"has no reset_parameters\(\)"):
+            load_into(model, state | {"1": torch.ones(1)}, reinit=[name], strict=False)
+
+
+def test_buffers_of_a_part_made_anew_are_made_anew_too():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[1].running_mean.fill_(3)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    load_into(model, state, reinit=["1"])
+    assert not model[1].running_mean.any()
+
+
+def test_a_damaged_file_is_not_loaded(tmp_path):
+    path = plain(tmp_path)
+    data = path.read_bytes()
+    at = data.find(net().conv.weight.detach().numpy().tobytes())
+    path.write_bytes(data[:at] + bytes(64) + data[at + 64 :])
+    torch.load(path)  # sees nothing
+    model = net()
+    with pytest.raises(CheckpointError, match="checksum differs"):
+        load_into(model, path)
+    assert same(model, net())
+
+
+def test_a_model_on_the_meta_device_is_refused():
+    with torch.device("meta"):
+        model = nn.Linear(2, 1)
+    with pytest.raises(CheckpointError, match="to_empty"):
+        load_into(model, nn.Linear(2, 1).state_dict())
+
+
+def test_a_model_with_extra_state_loads_its_own_state_dict(tmp_path):
+    path = saved(tmp_path, DataParallel(Counting(7)).state_dict())
+    for source in (path, Counting(7).state_dict()):
+        model = Counting(0)
+        load_into(model, source)
+        assert model.seen == 7
