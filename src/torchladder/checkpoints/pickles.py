@@ -46,8 +46,8 @@ class InertPickle:
     ----------
     imports : list of str
         What the file would import that ``weights_only=True`` does not allow, in order.
-    storages : dict of int to (str, str)
-        For each storage, by `storage_id`: its key in the file, and the device it was saved from.
+    storages : dict of int to (str, str, int)
+        By `storage_id`: a storage's key in the file, the device it was saved from, its bytes.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class InertPickle:
 
     def __init__(self) -> None:
         self.imports: list[str] = []
-        self.storages: dict[int, tuple[str, str]] = {}
+        self.storages: dict[int, tuple[str, str, int]] = {}
         self.Unpickler = type("Unpickler", (_InertUnpickler,), {"notes": self})
 
     def load(self, file: Any, **options: Any) -> Any:
@@ -207,7 +207,8 @@ class _InertUnpickler(pickle._Unpickler):
         if any(view):
             raise pickle.UnpicklingError("a view of a storage, as torch 0.1 wrote them")
         storage = self.persistent_load((kind, storage_type, key, device, count, *view))
-        self.notes.storages[storage._untyped_storage._cdata] = str(key), device
+        bytes_ = storage._untyped_storage
+        self.notes.storages[bytes_._cdata] = str(key), device, bytes_.nbytes()
         self.append(storage)
 
     def set_items(self, items: list) -> None:

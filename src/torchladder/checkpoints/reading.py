@@ -166,13 +166,20 @@ def _read_zip(path: Path) -> Checkpoint:
         ) from None
     with archive:
         entries = _entries(path, archive)
+    # Under torch.serialization.set_crc32_options(False), torch writes 0 for all of them.
+    has_checksums = any(entry.CRC for entry in entries.values())
     inert = InertPickle()
     tree = _torch_load(path, inert, mmap=True)
     checkpoint = Checkpoint(path, "torch.save (zip)", tree, [path], inert.imports)
-    for i, (key, device) in inert.storages.items():
-        checkpoint.devices[i] = device
-        if any(entry.CRC for entry in entries.values()):
-            checkpoint.checksums[i] = entries[f"data/{key}"].CRC
+    checkpoint.devices = {i: device for i, (_, device, _) in inert.storages.items()}
+    for i, (key, _, nbytes) in inert.storages.items():
+        entry = entries[f"data/{key}"]
+        if entry.file_size != nbytes:
+            raise CheckpointError(
+                f"{path}: damaged: {entry.file_size} bytes, not {nbytes}. {AGAIN}"
+            )
+        if has_checksums:
+            checkpoint.checksums[i] = entry.CRC
     return checkpoint
 
 
@@ -194,7 +201,6 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
             "it with `zip -0 -r`."
         )
     entries = {info.filename.removeprefix(roots[0]): info for info in infos}
-    # Under torch.serialization.set_crc32_options(False), torch writes 0 for all of them.
     if any(info.CRC for info in infos):
         for name, info in entries.items():
             if not name.startswith("data/"):
@@ -225,7 +231,7 @@ def _read_pickles(path: Path) -> Checkpoint:
     if first != torch.serialization.MAGIC_NUMBER:
         return Checkpoint(path, "pickle, not by torch.save", first, [path], inert.imports)
     tree = _torch_load(path, inert, mmap=False)
-    devices = {i: device for i, (_, device) in inert.storages.items()}
+    devices = {i: device for i, (_, device, _) in inert.storages.items()}
     return Checkpoint(path, "torch.save (before 1.6)", tree, [path], inert.imports, devices)
 
 
