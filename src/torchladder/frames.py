@@ -5,10 +5,8 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import signal
 import sys
 import traceback
-from multiprocessing.connection import Connection, wait
 
 # By the file name in a traceback: how a reader knows the cell, and its lines.
 Cells = dict[str, tuple[str, list[str]]]
@@ -27,20 +25,24 @@ def cell_sources() -> Cells:
     return cells
 
 
-def stack_of(pid: int, answers: Connection | None, cells: Cells) -> list[str]:
-    """Where a running process is, as its signal handler tells through `answers`."""
-    text = ""
-    if answers:
-        os.kill(pid, signal.SIGUSR1)
-        # It comes in many small writes: read until nothing more does.
-        while wait([answers], 0.2 if text else 1.0) and (c := os.read(answers.fileno(), 65536)):
-            text += c.decode(errors="replace")
-    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)
+def places(dump: str) -> list[str]:
+    """The innermost frames of the user's own code in what faulthandler wrote, as lines."""
+    # One stack a thread, the newest thread first: the last stack is the main thread's.
+    stacks = re.split("(?i)thread 0x", dump)
+    frames = [re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack) for stack in stacks]
+    frames = next(filter(None, reversed(frames)), [])
+    cells = cell_sources()
     lines = []
     for file, line, name in ([f for f in frames if not _of_a_library(f[0])] or frames)[:3]:
         lines.append(f"  {_label(file, cells)}, line {line}, in {name}")
         lines.append(f"    {linecache.getline(file, int(line)).strip()}")
     return lines
+
+
+def last_place(traceback: str) -> list[str]:
+    """The innermost frame of a traceback as `describe` writes it, told as `places` does."""
+    frames = re.findall(r'  File "(.+)", line (\d+), in (.+)\n +(.+)', traceback)
+    return [f"  {file}, line {n}, in {name}\n    {code}" for file, n, name, code in frames[-1:]]
 
 
 def describe(error: BaseException, cells: Cells) -> str:
@@ -49,17 +51,17 @@ def describe(error: BaseException, cells: Cells) -> str:
         return f"SystemExit: {error.code}"
     report = traceback.TracebackException.from_exception(error)
     headline = "".join(report.format_exception_only()).strip()
-    any_frames, part = False, report
-    while part is not None:
+    parts = [report]
+    for part in parts:
         frames = [
             traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
             for f in part.stack
             if not _of_a_library(f.filename)
         ]
         part.stack = traceback.StackSummary.from_list(frames)
-        any_frames |= bool(frames)
-        part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
-    if not any_frames:
+        cause = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
+        parts += [cause] if cause else []
+    if not any(part.stack for part in parts):
         return headline
     # The headline is where readers look first; at the traceback's end it would only be repeated.
     frames = "".join(report.format()).rstrip().removesuffix(headline).rstrip()
@@ -67,7 +69,6 @@ def describe(error: BaseException, cells: Cells) -> str:
 
 
 def _label(file: str, cells: Cells) -> str:
-    """How a reader knows `file`: a notebook's cell by its number."""
     return cells[file][0] if file in cells else file
 
 

@@ -19,26 +19,29 @@ import io
 import linecache
 import multiprocessing as mp
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import types
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import cloudpickle
 
-from torchladder.frames import Cells, cell_sources, describe, stack_of
+from torchladder.frames import Cells, cell_sources, describe, last_place, places
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
-START_METHOD = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
+# How torchrun and `launch` tell a process which rank of which group it is.
+GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
+# What a rank says when another one is gone; the last words are NCCL's, the others gloo's.
+PEER_IS_GONE = re.compile("Connection (closed|reset) by peer|Broken pipe|remote process exited")
 
 
 class LaunchError(RuntimeError):
@@ -56,11 +59,12 @@ class LaunchError(RuntimeError):
 
 def warm_up() -> None:
     """Start the fork server in the background, so that the first `launch` need not wait for it."""
-    if START_METHOD == "forkserver":
-        mp.set_forkserver_preload(PRELOAD)
-        from multiprocessing import forkserver
+    if "forkserver" not in mp.get_all_start_methods():
+        raise OSError("launch needs Python's fork server, which Windows lacks: run this in WSL 2.")
+    from multiprocessing import forkserver
 
-        forkserver.ensure_running()
+    mp.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
 
 
 def launch(
@@ -76,7 +80,8 @@ def launch(
 
     When the function starts, the process group is up, the rank's GPU (if any) is the current
     device, the cores are shared out among the ranks, and ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``
-    and the like are set as torchrun sets them.
+    and the like are set as torchrun sets them. Whatever happens, Ctrl-C included, no process is
+    left. Runs on Linux and macOS; on Windows, in WSL 2.
 
     Parameters
     ----------
@@ -85,7 +90,8 @@ def launch(
     *args, **kwargs
         What to call it with. Tensors arrive on the CPU.
     nprocs : int
-        The world size.
+        The world size: at most 8 for each core, but 64 are always allowed. Ranks that share a
+        core take turns on it, so more of them are no faster.
     timeout : float, optional
         Seconds after which all is ended with a `TimeoutError` that says where each rank was.
     show : {'rank0', 'all', 'none'}
@@ -106,15 +112,11 @@ def launch(
     TimeoutError
         If it took longer than `timeout`.
     ValueError
-        For a world size below 1, or an unknown `show`.
+        For a world size below 1 or above what this machine can serve, or an unknown `show`.
     TypeError
         If the function or an argument cannot be sent to another process.
-
-    Notes
-    -----
-    Whatever happens, Ctrl-C included, no process is left. Where there is no fork server (Windows,
-    not tried), processes are spawned, with a warning: that is slower, and their prints are not
-    captured.
+    OSError
+        If Python has no fork server here.
 
     Examples
     --------
@@ -122,22 +124,11 @@ def launch(
     >>> launch(lambda x: x + dist.get_rank(), 10)
     [10, 11]
     """
-    if nprocs < 1:
-        raise ValueError(f"nprocs={nprocs}: there is at least one process.")
-    if show not in ("rank0", "all", "none"):
-        raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
-    if START_METHOD == "spawn":
-        warnings.warn("No fork server on this system: every launch takes seconds.", stacklevel=2)
+    _check(nprocs, show)
+    job = _job(function, args, kwargs, backend)
+    warm_up()
     import torch.distributed as dist
 
-    cells = cell_sources()
-    try:
-        method = mp.get_start_method(allow_none=True)
-        job = _to_bytes((function, args, kwargs, cells, backend, method))
-    except Exception as error:
-        name = getattr(function, "__name__", function)
-        raise TypeError(f"{name} or its arguments cannot be sent to a process: {error}") from error
-    warm_up()
     # Bound here and now, on a free port: there is no port to agree on and none to lose.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks: list[_Rank] = []
@@ -146,25 +137,27 @@ def launch(
             for rank in range(nprocs):
                 ranks.append(_start(rank, nprocs, store.port, job))
         _follow(ranks, timeout, show)
-        failed = [r for r in ranks if r.reply and r.reply[0] != "ok"]
-        unfinished = [] if failed else [r for r in ranks if not r.reply]
-        stacks = [stack_of(r.process.pid, r.stack, cells) for r in unfinished]
+        error = _error(ranks, timeout)
     finally:
         _end(ranks)
         del store
-    _print_the_rest(ranks, show, failed)
-    if failed:
-        raise _blame(failed, nprocs)
-    if unfinished:
-        names = " and ".join(f"rank {r.rank}" for r in unfinished)
-        lines = [f"{names} of {nprocs} still running after {timeout:g} s"]
-        for r, stack in zip(unfinished, stacks, strict=True):
-            lines += [f"rank {r.rank} was at:", *stack]
-        raise TimeoutError("\n".join(lines))
-    return [r.reply[1] for r in ranks]
+    _print_the_rest(ranks, show)
+    if error:
+        raise error
+    return [r.reply[0] for r in ranks]
 
 
 # --- in the caller ------------------------------------------------------------------------------
+
+
+@dataclass
+class _Failure:
+    """What is wrong with a rank; `text` goes on after "rank 1 of 2"."""
+
+    text: str
+    kinds: tuple[str, ...] = ()  # as in `LaunchError`
+    place: list[str] = field(default_factory=list)  # its stack, as lines
+    when: float = field(default_factory=time.time)
 
 
 @dataclass
@@ -174,46 +167,59 @@ class _Rank:
     rank: int
     process: mp.Process
     result: Connection
-    output: Connection | None  # what it prints; None on Windows
-    stack: Connection | None  # where it is, when asked by a signal; None on Windows
+    output: Connection  # what it prints
+    stack: Connection  # where it is, when asked by a signal or killed by an error
     printed: bytearray = field(default_factory=bytearray)
     shown: int = 0
-    # ("ok", value), ("error", time, text, kinds) or ("died", time, text, ())
-    reply: tuple | None = None
+    reply: tuple[object] | _Failure | None = None  # what it returned, or why it did not
+
+    @property
+    def failed(self) -> bool:
+        return isinstance(self.reply, _Failure)
+
+
+def _check(nprocs: int, show: str) -> None:
+    most = max(64, 8 * _cores())
+    if not 1 <= nprocs <= most:
+        limit = "8 for each core, or 64 if that is more"
+        raise ValueError(f"nprocs={nprocs}: choose 1 to {most}; the limit is {limit}.")
+    if show not in ("rank0", "all", "none"):
+        raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _job(function: Callable, args: tuple, kwargs: dict, backend: str | None) -> bytes:
+    method = mp.get_start_method(allow_none=True)
+    try:
+        return _to_bytes((function, args, kwargs, cell_sources(), backend, method))
+    except Exception as error:
+        name = getattr(function, "__name__", function)
+        raise TypeError(f"{name} or its arguments cannot be sent to a process: {error}") from error
 
 
 def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
-    context = mp.get_context(START_METHOD)
-    pipes = [context.Pipe(duplex=False) for _ in range(3 if os.name == "posix" else 1)]
-    ours, theirs = ([*ends, None, None][:3] for ends in zip(*pipes, strict=True))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // nprocs))} | dict(os.environ)
-    environment |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(nprocs),
-        "LOCAL_WORLD_SIZE": str(nprocs),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    context = mp.get_context("forkserver")
+    ours, theirs = zip(*(context.Pipe(duplex=False) for _ in range(3)), strict=True)
+    environment = {"OMP_NUM_THREADS": str(max(1, _cores() // nprocs))} | dict(os.environ)
+    values = (rank, rank, nprocs, nprocs, "127.0.0.1", port)
+    environment |= zip(GROUP, map(str, values), strict=True)
+    # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     process = context.Process(
         target=_run_rank, args=(job, environment, *theirs), name=f"rank {rank}"
     )
     process.start()
-    for connection in filter(None, theirs):
+    for connection in theirs:
         connection.close()
     return _Rank(rank, process, *ours)
 
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep the new processes from importing the caller's script.
-
-    What they need of it is in the job. So a script that calls `launch` needs no
-    ``if __name__ == "__main__"``.
-    """
+    """Keep ranks from importing the caller's script, which then needs no `__main__` guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -225,66 +231,118 @@ def _no_main_module() -> Iterator[None]:
 def _follow(ranks: list[_Rank], timeout: float | None, show: str) -> None:
     """Read prints and replies until all ranks are done, time is up, or a failure has settled."""
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
-    while (left := deadline - time.monotonic()) > 0:
-        sources = [c for r in ranks for c in (r.output, r.result) if c and not c.closed]
-        sources += [r.process.sentinel for r in ranks if r.reply is None]
-        if not sources:
-            break
+    while (left := deadline - time.monotonic()) > 0 and not all(r.reply for r in ranks):
+        sources = [c for r in ranks for c in (r.output, r.result) if not c.closed]
+        sources += [r.process.sentinel for r in ranks if not r.reply]
         wait(sources, min(left, 1.0))
         for r in ranks:
             _read(r)
         if show != "none":
             _print_new_lines(ranks[0])
-        if any(r.reply and r.reply[0] != "ok" for r in ranks):
+        if any(r.failed for r in ranks):
             deadline = min(deadline, time.monotonic() + GRACE)
-        if all(r.reply for r in ranks):
-            break
 
 
 def _read(r: _Rank) -> None:
     """Take what a rank has printed, its reply, or the news of its death."""
     alive = r.process.is_alive()  # asked first: what it wrote before it died is then in the pipes
-    for _ in range(16):  # not for ever: some rank may print faster than this reads
-        if not r.output or r.output.closed or not r.output.poll():
-            break
-        chunk = os.read(r.output.fileno(), 65536)
-        r.printed += chunk
-        if not chunk:
-            r.output.close()
+    _read_prints(r)
     if not r.result.closed and r.result.poll():
         try:
             r.reply = cloudpickle.loads(r.result.recv_bytes())
         except EOFError:
             pass
         except Exception as error:
-            text = f"its result cannot be read here: {type(error).__name__}: {error}"
-            r.reply = ("error", time.time(), text, ())
+            text = f"returned what cannot be read here: {type(error).__name__}: {error}"
+            r.reply = _Failure(text, _kinds(error))
         r.result.close()
-    if not alive and r.reply is None:
-        r.process.join()
-        code = r.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        r.reply = ("died", time.time(), how, ())
+    if not alive and not r.reply:
+        r.reply = _death(r)
+
+
+def _read_prints(r: _Rank) -> None:
+    for _ in range(16):  # not for ever: some rank may print faster than this reads
+        if r.output.closed or not r.output.poll():
+            break
+        chunk = os.read(r.output.fileno(), 65536)
+        r.printed += chunk
+        if not chunk:
+            r.output.close()
+
+
+def _death(r: _Rank) -> _Failure:
+    """How a process ended that left no reply."""
+    r.process.join()
+    code = r.process.exitcode
+    if code >= 0:
+        return _Failure(f"exited with {code}")
+    text = f"was killed by {signal.Signals(-code).name}"
+    if code == -signal.SIGABRT:
+        # C++ ends a process that does not catch an exception, and prints the exception.
+        printed = r.printed.decode(errors="replace")
+        last = re.findall(r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?", printed)[-1:]
+        text += "".join(f": {words.rpartition('what():')[2].strip()}" for words in last)
+    return _Failure(text, place=_stack(r))
+
+
+def _stack(r: _Rank, seconds: float = 0.0) -> list[str]:
+    """Where a rank is, or was when it died; for at most `seconds`, wait until it has said so."""
+    dump, end = b"", time.monotonic() + seconds
+    # faulthandler writes it in many pieces, the outermost frame last.
+    while not dump.endswith(b"in <module>\n") and r.stack.poll(max(0.0, end - time.monotonic())):
+        if not (piece := os.read(r.stack.fileno(), 65536)):
+            break
+        dump += piece
+    return places(dump.decode(errors="replace"))
+
+
+def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
+    """What to raise, if anything; asks the ranks that still run where they are."""
+    if any(r.failed for r in ranks):
+        return _blame([r for r in ranks if r.failed], len(ranks))
+    unfinished = [r for r in ranks if not r.reply]
+    if not unfinished:
+        return None
+    names = " and ".join(f"rank {r.rank}" for r in unfinished)
+    lines = [f"{names} of {len(ranks)} still running after {timeout:g} s"]
+    for r in unfinished:
+        with suppress(ProcessLookupError):  # it may have ended just now
+            os.kill(r.process.pid, signal.SIGUSR1)
+        lines += [f"rank {r.rank} was at:", *_stack(r, 5.0)]
+    return TimeoutError("\n".join(lines))
 
 
 def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
     """The error of the rank that failed first; the others fail because it is gone."""
 
     def order(r: _Rank) -> tuple:
-        kind, when, text, _ = r.reply
-        # A death is noticed after the errors it causes; an abort is such an error itself.
-        return ({"died": 2 if "SIGABRT" in text else 0, "error": 1}[kind], when)
+        text = r.reply.text
+        if PEER_IS_GONE.search(text):
+            return 2, r.reply.when
+        # A death is noticed after the errors that it causes, so deaths come first whatever their
+        # time. Not this one (pytorch#179291), which is as often the effect of another rank's end.
+        died = not r.reply.kinds and "terminate called without an active exception" not in text
+        return 0 if died else 1, r.reply.when
 
-    first = min(failed, key=order)
-    kind, _, text, kinds = first.reply
-    text = f"failed with {text}" if kind == "error" else text
-    return LaunchError(f"rank {first.rank} of {nprocs} {text}", first.rank, kinds)
+    first, *others = sorted(failed, key=order)
+    lines = [f"rank {first.rank} of {nprocs} {first.reply.text}"]
+    if first.reply.place:
+        # The others' places too: gloo aborts the rank that receives a message of the wrong size,
+        # and the mistake may be with the rank that sent it.
+        for r in (first, *sorted(others, key=lambda r: r.rank)):
+            place = r.reply.place or last_place(r.reply.text)
+            lines += [f"rank {r.rank} was at:", *place] if place else []
+    return LaunchError("\n".join(lines), first.rank, first.reply.kinds)
+
+
+def _kinds(error: BaseException) -> tuple[str, ...]:
+    return tuple(kind.__name__ for kind in type(error).__mro__)
 
 
 def _end(ranks: list[_Rank]) -> None:
     """No process and no pipe is left, whatever state they are in."""
     for r in ranks:
-        if r.reply is None:
+        if not r.reply:
             r.process.terminate()
     end = time.monotonic() + 1.0
     for r in ranks:
@@ -292,8 +350,8 @@ def _end(ranks: list[_Rank]) -> None:
         if r.process.is_alive():
             r.process.kill()
             r.process.join()
-        _read(r)
-        for connection in filter(None, (r.result, r.output, r.stack)):
+        _read_prints(r)
+        for connection in (r.result, r.output, r.stack):
             connection.close()
         r.process.close()
 
@@ -306,12 +364,12 @@ def _print_new_lines(r: _Rank, *, rest: bool = False) -> None:
         r.shown = end
 
 
-def _print_the_rest(ranks: list[_Rank], show: str, failed: list[_Rank]) -> None:
+def _print_the_rest(ranks: list[_Rank], show: str) -> None:
     if show != "none":
         _print_new_lines(ranks[0], rest=True)
     for r in ranks:
         shown_live = r.rank == 0 and show != "none"
-        if (show == "all" or r in failed) and r.printed and not shown_live:
+        if (show == "all" or r.failed) and r.printed and not shown_live:
             text = r.printed.decode(errors="replace").rstrip("\n")
             print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
 
@@ -345,46 +403,26 @@ def _to_bytes(thing: object) -> bytes:
 
 
 def _run_rank(
-    job: bytes,
-    environment: dict,
-    result: Connection,
-    output: Connection | None,
-    stack: Connection | None,
+    job: bytes, environment: dict, result: Connection, output: Connection, stack: Connection
 ) -> None:
-    # What the fork server imported is nothing to collect; to look at it would copy its pages.
-    gc.freeze()
-    threading.Thread(target=_end_with_the_caller, daemon=True).start()
-    os.environ.clear()  # the fork server has those of the moment it was started
-    os.environ.update(environment)
-    if output:
-        # An interrupt goes to the whole process group; the caller decides what it means.
-        os.setsid()
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-        output.close()
-        sys.stdout, sys.stderr = (
-            io.TextIOWrapper(
-                io.FileIO(fd, "w", closefd=False), errors="replace", line_buffering=True
-            )
-            for fd in (1, 2)
-        )
-        faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
+    _set_up_process(environment, output, stack)
     cells: Cells = {}
     try:
         import torch
         import torch.distributed as dist
 
         function, args, kwargs, cells, backend, method = cloudpickle.loads(job)
-        # The fork server passes itself on. A data loader here shall start its workers as the
-        # caller would: by fork on most systems, which needs no pickling of a cell's classes.
+        # The fork server made itself the default here too. A data loader's workers start as the
+        # caller would start them: by fork on most systems, which need not pickle a cell's classes.
         mp.set_start_method(method, force=True)
         linecache.cache.update({file: (0, None, lines, file) for file, (_, lines) in cells.items()})
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        with _quiet_stdout():
-            join_group(backend)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        join_group(backend)
+        os.dup2(2, 1)  # only now: before PyTorch 2.12, gloo announces every connection on stdout
         value = function(*args, **kwargs)
         try:
-            reply = _to_bytes(("ok", value))
+            reply = _to_bytes((value,))
         except Exception as error:
             kind = type(value).__name__
             raise TypeError(f"the {kind} that was returned cannot be sent back: {error}") from None
@@ -394,16 +432,45 @@ def _run_rank(
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
-        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
-        reply = _to_bytes(("error", time.time(), describe(error, cells), kinds))
+        reply = _to_bytes(_Failure(f"failed with {describe(error, cells)}", _kinds(error)))
     for child in mp.active_children():  # a data loader's workers
         child.terminate()
         child.join()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     result.send_bytes(reply)
-    # Past Python's own way out: gloo's threads may still run and abort it (SIGABRT).
+    # Not sys.exit: gloo's threads may still run, and would abort the process (SIGABRT).
     os._exit(0)
+
+
+def _set_up_process(environment: dict, output: Connection, stack: Connection) -> None:
+    """Make the forked process one of its own: its group, environment, prints and signals."""
+    # Freeze what was preloaded: a collection would unshare copy-on-write pages.
+    gc.freeze()
+    # A group of its own: an interrupt goes to the caller, who decides what it means here. It comes
+    # before the thread that kills the group once the caller is gone.
+    os.setsid()
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    os.environ.clear()  # the fork server has those of the moment it was started
+    os.environ.update(environment)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), errors="replace", line_buffering=True)
+        for fd in (1, 2)
+    )
+    os.set_blocking(stack.fileno(), False)  # nobody empties it before the process has ended
+    # The thread that aborts is often gloo's, which has no Python stack: the others say where.
+    faulthandler.enable(file=stack.fileno(), all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
+
+
+def _end_with_the_caller() -> None:
+    wait([mp.parent_process().sentinel])
+    if os.getpgrp() == os.getpid():  # never a group that others are in
+        os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
+    os._exit(1)
 
 
 def join_group(backend: str | None = None) -> None:
@@ -411,10 +478,20 @@ def join_group(backend: str | None = None) -> None:
 
     The rank's GPU becomes the current device. The backend is NCCL if there is a GPU for each rank
     of this machine, else gloo, in which case the ranks share what GPUs there are.
+
+    Raises
+    ------
+    ValueError
+        If a variable of that environment is missing.
     """
     import torch
     import torch.distributed as dist
 
+    if missing := [name for name in GROUP if name not in os.environ]:
+        raise ValueError(
+            f"{', '.join(missing)} not set: a rank knows its group by {', '.join(GROUP)}. "
+            "Start the program with torchrun, which sets them all, or its function with launch."
+        )
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
@@ -430,32 +507,12 @@ def join_group(backend: str | None = None) -> None:
 def _calm_gloo() -> None:
     """Let the threads that compute come before gloo's event loop.
 
-    The loop asks for events without a pause while a message lies there that nobody waits for yet.
-    On a busy core Linux leaves it running to the end of its time slice, and the thread that would
-    take the message waits. (Measured on 2 cores with Linux 6.18 and torch 2.15: of all-reduces of
-    LeNet's gradients, which take 0.5 ms, one in ten took 4.) In torch 2.10 the thread has no name
-    to find it by, and stays as it is.
+    gloo's epoll thread spins while a message is unread; SCHED_BATCH lets compute preempt it.
+    (Measured on 2 cores with Linux 6.18 and torch 2.15: of all-reduces of LeNet's gradients, which
+    take 0.5 ms, one in ten took 4.) In torch 2.10 the thread has no name to find it by, and stays
+    as it is.
     """
     for thread in Path("/proc/self/task").glob("*"):
-        if (thread / "comm").read_text() == "gloo_tcp_loop\n":
-            os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
-
-
-@contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """Until PyTorch 2.12, gloo announces every connection on the standard output."""
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def _end_with_the_caller() -> None:
-    wait([mp.parent_process().sentinel])
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+        with suppress(OSError):  # the thread has ended, or the system refuses: no harm
+            if (thread / "comm").read_text() == "gloo_tcp_loop\n":
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
