@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 from pathlib import Path
@@ -425,6 +426,67 @@ def test_after_a_submodule_the_mismatch_is_the_parents():
         found = find_mismatch(Parent(), torch.zeros(4), shift=torch.zeros(4, device="cuda:1"))
     assert (found.module_type, found.operation) == ("Parent", "add")
     assert found.tensors == {"argument 0": CPU, "argument other": CUDA1}
+
+
+class Blur(nn.Module):
+    """A convolution with a kernel that `to` leaves behind, since it is a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 1, 3)
+        self.kernel = torch.ones(1, 1, 3, 3)
+
+    def forward(self, x):
+        return nn.functional.conv2d(self.first(x), self.kernel)
+
+
+def test_a_model_on_meta_shows_what_to_leaves_behind():
+    found = find_mismatch(nn.Sequential(Blur()).to("meta"), torch.zeros(1, 1, 8, 8, device="meta"))
+    assert (found.module, found.operation) == ("0", "conv2d")
+    assert found.tensors == {"argument 0": META, "0.kernel (plain attribute)": CPU}
+    assert "found at least two devices, meta and cpu" in found.error
+
+
+# PyTorch runs each of these between meta and the CPU, and refuses it between a GPU and the CPU.
+UNCHECKED = {
+    "conv2d": (nn.Conv2d(1, 1, 3), torch.zeros(1, 1, 8, 8)),
+    "linear": (nn.Linear(4, 2, bias=False), torch.zeros(2, 4)),
+    "embedding": (nn.Embedding(5, 2), torch.zeros(3, dtype=torch.long)),
+}
+
+
+@pytest.mark.parametrize("operation", UNCHECKED)
+@pytest.mark.parametrize("forgotten", ["model", "input"])
+def test_a_mixture_with_meta_is_found_where_pytorch_lets_it_pass(operation, forgotten):
+    model, x = UNCHECKED[operation]
+    moved = (copy.deepcopy(model).to("meta"), x) if forgotten == "input" else (model, x.to("meta"))
+    found = find_mismatch(*moved)
+    assert found.operation == operation
+    assert set(found.tensors.values()) == {CPU, META}
+
+
+class Mixed(nn.Module):
+    """What a GPU may mix with the CPU: an index, one number, the lengths of sequences, a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 3)
+
+    def forward(self, x):
+        x = x[torch.tensor([0, 1])] * torch.tensor(2.0)
+        x[torch.tensor([0])] = torch.tensor(1.0)
+        x.copy_(torch.zeros(2, 2, 4)).expand_as(torch.zeros(2, 2, 4))
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 1]))
+        return nn.utils.rnn.PackedSequence(self.rnn(packed)[0].data, packed.batch_sizes)
+
+
+def test_what_a_gpu_may_mix_with_the_cpu_is_no_mismatch_on_meta():
+    assert find_mismatch(Mixed().to("meta"), torch.zeros(8, 2, 4, device="meta")) is None
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_may_mix_with_the_cpu_is_no_mismatch_on_a_gpu():
+    assert find_mismatch(Mixed().to("cuda"), torch.zeros(8, 2, 4, device="cuda")) is None
 
 
 def test_what_pytorch_allows_to_mix_is_no_mismatch():

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchladder.models import evaluation_mode
 from torchladder.tables import Table, in_bytes
@@ -117,22 +118,17 @@ class DeviceTable(list[Device]):
     """A list of `Device` that prints as a table."""
 
     def _table(self) -> Table:
-        header = ["device", "name", "memory", "free", "capability", "bf16", "reaches directly"]
-        rows = [
-            [
-                d.device,
-                d.name,
-                in_bytes(d.memory_total),
-                in_bytes(d.memory_free),
-                d.capability or "–",
-                d.bf16,
-                ", ".join(map(str, d.peers)) or "–",
-            ]
-            for d in self
-        ]
-        if not any(d.peers for d in self):  # a column that says nothing on most machines
-            header, rows = header[:-1], [row[:-1] for row in rows]
-        return Table(header, rows)
+        columns = {
+            "device": [d.device for d in self],
+            "name": [d.name for d in self],
+            "memory": [in_bytes(d.memory_total) for d in self],
+            "free": [in_bytes(d.memory_free) for d in self],
+            "capability": [d.capability or "–" for d in self],
+            "bf16": [d.bf16 for d in self],
+        }
+        if any(d.peers for d in self):
+            columns["reaches directly"] = [", ".join(map(str, d.peers)) or "–" for d in self]
+        return Table(list(columns), zip(*columns.values(), strict=True))
 
     def __repr__(self) -> str:
         return repr(self._table())
@@ -164,17 +160,21 @@ def cpu_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def _cpu() -> Device:
+def cpu_memory() -> tuple[int | None, int | None]:
+    """Total and free bytes of the CPU's memory, as far as the operating system tells."""
     page, total, free = (
         os.sysconf(key) if key in getattr(os, "sysconf_names", {}) else None
         for key in ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
     )
+    return page and total and page * total, page and free and page * free
+
+
+def _cpu() -> Device:
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Device(
         torch.device("cpu"),
         f"{cpu_name()} ({os.cpu_count()} cores)",
-        page * total if page and total else None,
-        page * free if page and free else None,
+        *cpu_memory(),
         None,
         "native" if native else "emulated",
     )
@@ -217,25 +217,28 @@ def named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
     inputs = 0
     for thing in things:
         if isinstance(thing, nn.Module):
-            yield from thing.named_parameters()
-            yield from thing.named_buffers()
-            # An RNN lists its parameters a second time, in a plain attribute.
-            registered = {id(tensor) for tensor in [*thing.parameters(), *thing.buffers()]}
-            for path, module in thing.named_modules():
-                for key, value in vars(module).items():
-                    if key not in ("_parameters", "_buffers", "_modules"):
-                        label = f"{path}.{key} (plain attribute)".removeprefix(".")
-                        yield from (
-                            (name, tensor)
-                            for name, tensor in _nested(label, value)
-                            if id(tensor) not in registered
-                        )
+            yield from _of_model(thing)
         elif isinstance(thing, torch.optim.Optimizer):
             for i, state in enumerate(thing.state.values()):
                 yield from _nested(f"{type(thing).__name__}.state[{i}]", state)
         else:
             yield from _nested(f"input {inputs}", thing)
             inputs += 1
+
+
+def _of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    # An RNN lists its parameters a second time, in a plain attribute.
+    registered = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                continue
+            label = f"{path}.{key} (plain attribute)".removeprefix(".")
+            for name, tensor in _nested(label, value):
+                if id(tensor) not in registered:
+                    yield name, tensor
 
 
 def _nested(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
@@ -333,7 +336,8 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
 
     PyTorch's own error names the two devices but neither the layer nor the tensors. The pass runs
     without gradients and in evaluation mode (so running statistics stay as they were); every
-    module's own mode is put back.
+    module's own mode is put back. Without a GPU, move a copy of the model and its input to
+    ``"meta"``: what ``to`` leaves behind is then on the CPU.
 
     Parameters
     ----------
@@ -361,7 +365,10 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
       2.bias is on meta
     """
     watch = _DeviceWatch({id(tensor): name for name, tensor in named_tensors(model)})
+    tensors = named_tensors(model, *inputs, *keywords.values())
     with ExitStack() as stack:
+        if any(tensor.is_meta for _, tensor in tensors):
+            stack.enter_context(_MetaCheck())
         for path, module in model.named_modules():
             for hook in watch.hooks(module, path):
                 stack.callback(hook.remove)
@@ -376,10 +383,10 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
 
 
 class _DeviceWatch(TorchFunctionMode):
-    """Remembers the first operation that fails on tensors of more than one device.
+    """Remembers the operation that failed on tensors of more than one device.
 
-    The operation is let run first: PyTorch allows some mixtures (a zero-dimensional CPU tensor
-    with a GPU tensor, a CPU index into a GPU tensor), and it alone decides which.
+    The operation runs first, because PyTorch allows some mixtures: a 0-dim CPU tensor or a CPU
+    index with a GPU tensor, for example.
     """
 
     def __init__(self, names: dict[int, str]) -> None:
@@ -407,3 +414,31 @@ class _DeviceWatch(TorchFunctionMode):
                 operation = getattr(function, "__name__", str(function)).strip("_")
                 self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))
             raise
+
+
+class _MetaCheck(TorchDispatchMode):
+    """Raises where tensors on meta meet others, in the operations in which PyTorch does not.
+
+    A convolution, a matrix product or an embedding of meta and CPU tensors runs without an error.
+    Between a GPU and the CPU it would not, and meta stands for a GPU here.
+    """
+
+    supports_higher_order_operators = True
+    # These take an index or the lengths of sequences from the CPU, or copy across devices.
+    MIXING = frozenset(
+        ["index", "index_put", "index_put_", "_unsafe_index", "copy", "copy_", "_ctc_loss",
+         "_pack_padded_sequence"]
+    )  # fmt: skip
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "overloadpacket", function).__name__ not in self.MIXING:
+            tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
+            devices = {t.device: None for t in tensors if t.dim() or t.device.type != "cpu"}
+            if len(devices) > 1 and torch.device("meta") in devices:
+                found = " and ".join(map(str, devices))
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {found}!"
+                )
+        return function(*args, **kwargs)
