@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from statistics import median
 
 from results import Result
@@ -20,12 +21,29 @@ REPEATS = 31
 def by_torchladder(batch_size):
     """Images per second of both ranks, block by block: alone and under DDP."""
     from torchladder.launching import launch
-    from torchladder.measuring import training_rates
-    from torchladder.models import LeNet
 
-    steps = IMAGES // batch_size
-    sizes = {"steps": steps, "repeats": REPEATS, "threads": 1}
-    return launch(training_rates, LeNet, (1, 28, 28), batch_size, **sizes)[0]
+    return launch(training_rates, batch_size, backend="gloo")[0]
+
+
+def training_rates(batch_size):
+    """What chapter 09 shows, in each rank."""
+    import torch
+
+    from torchladder.measuring import measure_across_ranks
+    from torchladder.models import LeNet
+    from torchladder.training import train_epoch, wrap
+
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    images, labels = torch.randn(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.long)
+    batches = [(images, labels)] * (IMAGES // batch_size)
+    blocks = {}
+    for way, rung in {"alone": "cpu", "ddp": "ddp"}.items():
+        net = wrap(LeNet(), rung, device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+        blocks[way] = partial(train_epoch, net, batches, optimizer)
+    timings = measure_across_ranks(blocks, repeats=REPEATS)
+    return {way: timing.rates(2 * IMAGES) for way, timing in timings.items()}
 
 
 def bare_rank(batch_size):

@@ -6,17 +6,16 @@ from time import perf_counter
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from torchladder import measuring
+from torchladder.launching import launch
 from torchladder.measuring import (
-    Link,
     Stopwatch,
     Timing,
-    all_reduce_seconds,
-    fit_link,
     measure,
+    measure_across_ranks,
     peak_memory,
-    step_seconds,
     synchronize,
 )
 
@@ -118,74 +117,16 @@ def test_without_proc_the_peak_is_asked_of_the_system_or_is_none(monkeypatch, tm
     assert peak_memory(CPU) is None
 
 
-LINK = Link(latency=20e-6, bandwidth=2e9)
+@pytest.mark.slow
+def test_ranks_agree_on_the_time_of_the_slowest():
+    def work():
+        calls = []
+        pause = 0.05 * dist.get_rank()
+        functions = {"wait": lambda: busy(pause), "count": lambda: calls.append(1)}
+        return measure_across_ranks(functions, repeats=3), len(calls)
 
-
-def test_one_rank_has_nobody_to_talk_to():
-    assert all_reduce_seconds(1e12, 1, LINK) == 0
-    assert step_seconds(0.1, 1e12, 1, LINK) == 0.1
-
-
-def test_a_ring_sends_each_byte_almost_twice_however_many_ranks_there_are():
-    assert all_reduce_seconds(2e9, 2, Link(0, 2e9)) == 1
-    assert all_reduce_seconds(2e9, 4, Link(0, 2e9)) == 1.5
-    assert all_reduce_seconds(2e9, 10_000, Link(0, 2e9)) == pytest.approx(2, abs=1e-3)
-
-
-def test_short_messages_cost_latency_and_long_ones_bandwidth():
-    assert all_reduce_seconds(0, 8, LINK) == pytest.approx(14 * 20e-6)
-    assert all_reduce_seconds(1e12, 8, LINK) == pytest.approx(1.75 * 1e12 / 2e9, rel=1e-6)
-
-
-def test_overlap_hides_communication_up_to_the_computing_there_is():
-    def step(overlap, nbytes=2e8):  # an all-reduce of 0.1 s behind 0.1 s of computing
-        return step_seconds(0.1, nbytes, 2, Link(0, 2e9), overlap=overlap)
-
-    assert step(0) == pytest.approx(0.2)
-    assert step(0.5) == pytest.approx(0.15)
-    assert step(1) == pytest.approx(0.1)
-    assert step(1, nbytes=6e8) == pytest.approx(0.3)  # what is left over shows
-    assert step(0.5, nbytes=0) == pytest.approx(0.1)  # never shorter than the computing
-
-
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_a_known_link_is_found_again(ranks):
-    sizes = [1e3, 1e4, 1e6, 1e8]
-    found = fit_link(sizes, [all_reduce_seconds(n, ranks, LINK) for n in sizes], ranks)
-    assert found.latency == pytest.approx(LINK.latency)
-    assert found.bandwidth == pytest.approx(LINK.bandwidth)
-
-
-def test_a_fit_minds_the_small_sizes_as_much_as_the_large():
-    sizes = [1e3, 1e4, 1e6, 1e8]
-    wrong_by_a_tenth = [
-        (0.9 if i % 2 else 1.1) * all_reduce_seconds(n, 2, LINK) for i, n in enumerate(sizes)
-    ]
-    found = fit_link(sizes, wrong_by_a_tenth, 2)
-    for n in sizes:
-        right = all_reduce_seconds(n, 2, LINK)
-        assert all_reduce_seconds(n, 2, found) == pytest.approx(right, rel=0.12)
-
-
-def test_neither_latency_nor_bandwidth_comes_out_negative():
-    faster_than_in_proportion = fit_link([1e6, 2e6], [1e-3, 2.5e-3], 2)
-    assert faster_than_in_proportion.latency == 0
-    assert 1e6 / 1.25e-3 < faster_than_in_proportion.bandwidth < 1e6 / 1e-3
-    shorter_for_more = fit_link([1e3, 1e6], [2e-3, 1e-3], 2)
-    assert shorter_for_more.bandwidth == float("inf")
-    assert 0.5e-3 <= shorter_for_more.latency <= 1e-3
-
-
-def test_a_link_reads_as_a_time_and_a_speed():
-    assert repr(LINK) == "Link(20 us a message, 2 GB/s)"
-    assert repr(Link(0.0, float("inf"))) == "Link(0 us a message, no limit)"
-
-
-def test_impossible_groups_are_refused():
-    with pytest.raises(ValueError, match="ranks=0"):
-        all_reduce_seconds(1, 0, LINK)
-    with pytest.raises(ValueError, match=r"overlap=1\.5"):
-        step_seconds(1, 1, 2, LINK, overlap=1.5)
-    for sizes, seconds, ranks in [([1, 2], [1, 2], 1), ([3, 3], [1, 1], 2), ([1, 2], [0, 1], 2)]:
-        with pytest.raises(ValueError, match="two ranks, two different sizes"):
-            fit_link(sizes, seconds, ranks)
+    (first, calls), (second, _) = launch(work)
+    assert first == second
+    assert calls == 4, "one run is not counted"
+    assert len(first["count"].seconds) == 3
+    assert min(first["wait"].seconds) >= 0.05

@@ -1,6 +1,6 @@
 """Honest timing, throughput and memory.
 
-A GPU works behind your back: a call returns when its kernels are queued, not when they are done.
+A GPU works in the background: a call returns when its kernels are queued, not when they are done.
 So each clock here waits for the device before it is read, the first calls are not counted (they
 allocate, choose algorithms, compile), and what comes out is several runs, not one.
 """
@@ -8,10 +8,9 @@ allocate, choose algorithms, compile), and what comes out is several runs, not o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -96,195 +95,49 @@ def measure(
     return Timing(tuple(seconds))
 
 
-def training_rates(
-    build: Callable[[], torch.nn.Module],
-    shape: tuple[int, ...],
-    batch_size: int,
+def measure_across_ranks(
+    functions: Mapping[str, Callable[[], object]],
     *,
-    ways: tuple[str, ...] = ("alone", "ddp"),
-    threads: int | None = None,
-    steps: int = 20,
+    device: torch.device | None = None,
     repeats: int = 5,
-) -> dict[str, list[float]]:
-    """Images per second that the ranks of a process group train on, all of them together.
+) -> dict[str, Timing]:
+    """How long the slowest rank of the process group takes for each of `functions`.
 
-    Every rank calls it. The ways take turns, block by block, so that each meets the same
-    machine; a block starts at a barrier and ends with the slowest rank.
+    Every rank calls it. The functions take turns, so that a moment in which the machine is busy
+    does not count against one of them alone. Each run starts at a barrier.
 
     Parameters
     ----------
-    build : callable
-        Makes the model, which gives logits.
-    shape : tuple of int
-        Of one image. One random batch is used again and again: loading is not measured.
-    batch_size : int
-        Images a step of each rank.
-    ways : tuple of str
-        ``'alone'``: each rank trains for itself, which is the most the machine can do;
-        ``'ddp'``: the ranks train one model.
-    threads : int, optional
-        Threads of each rank; default as they are.
-    steps, repeats : int
-        Steps in a block, and blocks of each way after one that is not counted.
+    functions : mapping of str to callable without arguments
+        The same names in the same order on every rank.
+    device : torch.device, optional
+        Where this rank works. Default: the CPU.
+    repeats : int
+        Runs of each function after one that is not counted.
 
     Returns
     -------
-    dict
-        For each way, the rate of each block, in the order they ran; the same on every rank.
+    dict of str to Timing
+        The same on every rank.
 
     Examples
     --------
     >>> from torchladder.launching import launch
-    >>> from torchladder.models import LeNet
-    >>> rates = launch(training_rates, LeNet, (1, 28, 28), 64, nprocs=2)[0]
-    >>> list(rates), len(rates["ddp"])
-    (['alone', 'ddp'], 5)
+    >>> timings = launch(measure_across_ranks, {"add": lambda: torch.ones(9) + 1}, nprocs=2)
+    >>> timings[0] == timings[1], len(timings[0]["add"].seconds)
+    (True, 5)
     """
-    from torchladder.training import device_of, train_epoch, wrap
-
-    if threads:
-        torch.set_num_threads(threads)
-    device = device_of("ddp")
-    images = torch.randn(batch_size, *shape, device=device)
-    batches = [(images, torch.zeros(batch_size, dtype=torch.long, device=device))] * steps
-    nets, rates = {}, {way: [] for way in ways}
-    for way in ways:
-        net = wrap(build().to(device), {"alone": "cpu", "ddp": "ddp"}[way], device)
-        nets[way] = net, torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-    for block in range(1 + repeats):
-        for way, (net, optimizer) in nets.items():
+    device = device or torch.device("cpu")
+    seconds = {name: [] for name in functions}
+    for run in range(1 + repeats):
+        for name, function in functions.items():
             dist.barrier()
-            seconds = measure(
-                lambda net=net, optimizer=optimizer: train_epoch(net, batches, optimizer),
-                device=device, repeats=1, warmup=0,
-            ).seconds[0]  # fmt: skip
-            slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+            own = measure(function, device=device, repeats=1, warmup=0).seconds[0]
+            slowest = torch.tensor(own, dtype=torch.float64, device=device)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            if block:
-                images_trained = dist.get_world_size() * steps * batch_size
-                rates[way].append(images_trained / slowest.item())
-    return rates
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects the ranks of a group.
-
-    Parameters
-    ----------
-    latency : float
-        Seconds that a message takes, however short it is.
-    bandwidth : float
-        Bytes per second that a rank can send, in one direction, while it receives as many.
-    """
-
-    latency: float
-    bandwidth: float
-
-    def __repr__(self) -> str:
-        speed = "no limit" if self.bandwidth == inf else f"{self.bandwidth / 1e9:.3g} GB/s"
-        return f"Link({_in_seconds(self.latency)} a message, {speed})"
-
-
-def all_reduce_seconds(nbytes: float, ranks: int, link: Link) -> float:
-    """How long a ring all-reduce of `nbytes` takes: a model, not a measurement.
-
-    Notes
-    -----
-    In a ring each of N ranks sends 2(N - 1) messages of `nbytes` / N, and all do so at once [1]_.
-    NCCL's tests call ``nbytes * 2(N - 1)/N / seconds`` the *bus bandwidth* [2]_; here it is
-    ``link.bandwidth`` when messages are long. Adding the numbers up is taken to cost nothing.
-
-    References
-    ----------
-    .. [1] Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
-       workstations*, J. Parallel Distrib. Comput. 69 (2009), 117-124.
-    .. [2] https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-
-    Examples
-    --------
-    >>> all_reduce_seconds(4e9, 2, Link(latency=0, bandwidth=1e9))
-    4.0
-    """
-    messages, share = _ring(ranks)
-    return messages * link.latency + share * nbytes / link.bandwidth
-
-
-def step_seconds(
-    compute: float, nbytes: float, ranks: int, link: Link, *, overlap: float = 0.0
-) -> float:
-    """How long a training step of DDP takes: a model, not a measurement.
-
-    Parameters
-    ----------
-    compute : float
-        Seconds for one rank's batch without communication.
-    nbytes : float
-        Size of the gradients; 4 a parameter in float32.
-    ranks : int
-    link : Link
-    overlap : float
-        Share of `compute` behind which communication can hide, 0 to 1. The backward pass is about
-        two thirds of a step; 0 where communication and computing want the same cores.
-
-    Raises
-    ------
-    ValueError
-        If `overlap` is not between 0 and 1, or `ranks` is below 1.
-
-    Notes
-    -----
-    The last bucket has nothing left to hide behind, buckets have a latency each, and neither is
-    counted here. The overlap is that of Li et al., *PyTorch Distributed*, VLDB 2020,
-    https://arxiv.org/abs/2006.15704.
-    """
-    if not 0 <= overlap <= 1:
-        raise ValueError(f"overlap={overlap}: it is a share of the computing, 0 to 1.")
-    return compute + max(0.0, all_reduce_seconds(nbytes, ranks, link) - overlap * compute)
-
-
-def fit_link(sizes: Sequence[float], seconds: Sequence[float], ranks: int) -> Link:
-    """The `Link` for which `all_reduce_seconds` comes closest to what was measured.
-
-    Parameters
-    ----------
-    sizes, seconds : sequence of float
-        Bytes, and how long their all-reduce took; at least two different sizes.
-    ranks : int
-        Of the group that was measured, at least 2.
-
-    Raises
-    ------
-    ValueError
-        For one rank, or fewer than two sizes, or times that are not above 0.
-
-    Notes
-    -----
-    Least squares of the *relative* errors, or the largest size alone would decide. Neither latency
-    nor time a byte can come out negative: what would is 0.
-    """
-    if ranks < 2 or len(set(sizes)) < 2 or min(seconds) <= 0:
-        raise ValueError("fit_link() needs two ranks, two different sizes and times above 0.")
-    messages, share = _ring(ranks)
-    # seconds = latency * messages + share * size / bandwidth, both sides divided by seconds.
-    rows = [[messages / t, share * s / t] for s, t in zip(sizes, seconds, strict=True)]
-    table = torch.tensor(rows, dtype=torch.float64)
-    ones = torch.ones(len(rows), dtype=torch.float64)
-    scale = table.norm(dim=0)
-    latency, per_byte = (torch.linalg.lstsq(table / scale, ones).solution / scale).tolist()
-    alone = ((table * ones[:, None]).sum(0) / scale**2).tolist()  # each without the other
-    if latency < 0:
-        latency, per_byte = 0.0, alone[1]
-    elif per_byte < 0:
-        latency, per_byte = alone[0], 0.0
-    return Link(latency, 1 / per_byte if per_byte else inf)
-
-
-def _ring(ranks: int) -> tuple[int, float]:
-    """Messages that each rank of a ring all-reduce sends, and what part of the data in all."""
-    if ranks < 1:
-        raise ValueError(f"ranks={ranks}: there is at least one.")
-    return 2 * (ranks - 1), 2 * (ranks - 1) / ranks
+            if run > 0:
+                seconds[name].append(slowest.item())
+    return {name: Timing(tuple(runs)) for name, runs in seconds.items()}
 
 
 class Stopwatch:
