@@ -7,7 +7,11 @@ import os
 import platform
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from math import prod
 from pathlib import Path
 
 from torchladder import OLDEST_TORCH, __version__
@@ -17,54 +21,97 @@ MODELS = ("lenet", "mlp", "linear-conv")
 TRUST = "load a whole pickled model, which runs code of the file: only if you trust who made it"
 
 
+class BadInput(Exception):
+    """What the user asked for cannot be done; the message says why, and the way out."""
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends it with one sentence and exit status 2."""
     options = _parser().parse_args(arguments)
     try:
-        status = options.run(options)
-    except (ValueError, OSError) as error:
-        print(f"torchladder {options.command}: {error}", file=sys.stderr)
-        status = 2
+        with _bad_input():
+            sys.exit(options.run(options))
+    except BadInput as error:
+        status, text = 2, error
     except LaunchError as error:
-        # Bad input is one sentence on a rank too; of any other failure the traceback is wanted.
-        bad_input = {"ValueError", "OSError"} & set(error.kinds)
-        text = str(error).splitlines()[0] if bad_input else error
-        print(f"torchladder {options.command}: {text}", file=sys.stderr)
-        status = 2 if bad_input else 1
+        status, text = 1, error
+        if "BadInput" in error.kinds:  # a rank raised it: the sentence is enough
+            status, text = 2, str(error).partition("BadInput: ")[2].partition("\n\n")[0]
     except KeyboardInterrupt:
-        print(f"torchladder {options.command}: interrupted", file=sys.stderr)
-        status = 130
+        status, text = 130, "interrupted"
+    print(f"torchladder {options.command}: {text}", file=sys.stderr)
     sys.exit(status)
 
 
+@contextmanager
+def _bad_input() -> Iterator[None]:
+    """Turn errors that are about the user's input into `BadInput`.
+
+    An OSError is about files and the machine. A ValueError is about the input if a ``raise`` of
+    this package made it: then somebody has written the sentence for the user. Any other is a bug,
+    here or in a library, and its traceback is needed.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        ours = frame.filename.startswith(os.path.dirname(__file__) + os.sep)
+        if isinstance(error, OSError) or (ours and frame.line.startswith("raise ")):
+            raise BadInput(str(error)) from error
+        raise
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "torchladder", description="The device ladder: CPU, one GPU, DataParallel, DDP."
-    )
+    about = "The device ladder: CPU, one GPU, DataParallel, DDP."
+    parser = argparse.ArgumentParser("torchladder", description=about)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 
     doctor = commands.add_parser("doctor", help="what this machine has, and what is wrong with it")
     doctor.set_defaults(run=_doctor)
 
-    _add_inspect(commands)
-    _add_fix(commands)
+    what = "what is in a checkpoint, and what to do with it"
+    inspect = commands.add_parser("inspect", help=what, description=_inspect.__doc__)
+    inspect.set_defaults(run=_inspect)
+    add = inspect.add_argument
+    add("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
+    add("--verify", action="store_true", default=None, help="check the numbers too: reads all")
+    add("--trust", action="store_true", help=TRUST)
 
-    train = commands.add_parser(
-        "train",
-        help="train a model on one rung",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    what = "turn any checkpoint into a plain state dict"
+    example = "Example:  torchladder fix ddp.pt -o plain.pt --for my_models:Net"
+    fix = commands.add_parser("fix", help=what, description=_fix.__doc__, epilog=example)
+    fix.set_defaults(run=_fix)
+    add = fix.add_argument
+    add("path", metavar="SRC", help="a file, or a sharded checkpoint's folder")
+    add("-o", dest="target", metavar="DST", required=True, help="the file to write")
+    add("--for", dest="model", metavar="MODULE:MODEL", help="fit the model that this makes: Net"
+        " in my_models.py, called without arguments, is my_models:Net")  # fmt: skip
+    add("--partial", action="store_true", help="with --for: write what fits, if not all does")
+    add("--key", help="where the weights are, such as model_ema, if in several places")
+    add("--to", choices=["torch", "safetensors"], help="default: what the name of DST ends in")
+    add("--trust", action="store_true", help=TRUST)
+
+    _add_train(commands)
+    return parser
+
+
+def _add_train(commands) -> None:
+    show_defaults = argparse.ArgumentDefaultsHelpFormatter
+    what = "train a model on one rung"
+    train = commands.add_parser("train", help=what, formatter_class=show_defaults)
     train.set_defaults(run=_train)
     add = train.add_argument
-    add("--rung", default="cpu", help="cpu, gpu, dp or ddp")
     add("--nproc", type=int, default=2, help="processes on rung ddp (torchrun decides for itself)")
-    add("--device", help="which GPU on rung gpu, such as cuda:1")
     add("--model", choices=MODELS, default="lenet")
     add("--width", type=float, default=1 / 16, help="factor on the sizes of linear-conv")
     add("--data", default="fashion_mnist_small", help="or fashion_mnist, cifar10")
     add("--folder", help="where the data set lies, if not in one of the usual places")
     add("--download", action="store_true", help="fetch the data set if it is not there")
+    add("--save", metavar="FILE", help="write the trained state dict there")
+    # The keywords of torchladder.training.train, under their names.
+    add("--rung", default="cpu", help="cpu, gpu, dp or ddp")
+    add("--device", help="which GPU on rung gpu, such as cuda:1")
     add("--epochs", type=int, default=5)
     add("--batch-size", type=int, default=64, help="on rung ddp: of each process")
     add("--lr", type=float, default=0.05, help="learning rate of the first step")
@@ -74,77 +121,46 @@ def _parser() -> argparse.ArgumentParser:
     add("--on-device", action="store_true", help="keep the data set on the device")
     add("--channels-last", action="store_true", help="memory layout for convolutions")
     add("--compile", action="store_true", help="compile the model first")
-    add("--save", type=Path, metavar="FILE", help="write the trained state dict there")
     add("--checkpoint-dir", metavar="DIR", help="save the run there after every epoch")
     add("--checkpoint-every", type=int, metavar="N", help="save it every N steps, too")
     add("--resume", default="auto", help="auto (from the newest whole checkpoint), never or a file")
-    return parser
 
 
 # --- inspect and fix ----------------------------------------------------------------------------
 
 
-def _add_inspect(commands) -> None:
-    parser = commands.add_parser(
-        "inspect",
-        help="what is in a checkpoint, and what to do with it",
-        description="Say what is in a checkpoint: its kind, keys, shapes, dtypes and devices, which"
-        " wrapper put what before the keys, and what to do next. No code in the file is run, and a"
-        " file of any size takes a second.",
-        epilog="Example:  torchladder inspect model.pth",
-    )
-    parser.set_defaults(run=_inspect)
-    parser.add_argument("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
-    parser.add_argument(
-        "--verify", action="store_true", default=None, help="check the numbers too: reads all of it"
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
-
-
-def _add_fix(commands) -> None:
-    parser = commands.add_parser(
-        "fix",
-        help="turn any checkpoint into a plain state dict",
-        description="Write the weights of any checkpoint as a plain state dict that loads on every"
-        " rung: unwrapped, without wrappers' prefixes, for the CPU, without what is not weights."
-        " DST is written whole or not at all.",
-        epilog="Example:  torchladder fix ddp.pt -o plain.pt --for my_models:Net   "
-        "(in my_models.py, Net() makes the model)",
-    )
-    parser.set_defaults(run=_fix)
-    add = parser.add_argument
-    add("path", metavar="SRC", help="a file, or a sharded checkpoint's folder")
-    add("-o", dest="target", metavar="DST", help="the file to write")
-    add("--in-place", action="store_true", help="write over SRC; SRC.bak keeps what it was")
-    add("--for", dest="model", metavar="MODULE:MODEL", help="fit the keys of the model that this"
-        " class or function makes without arguments")  # fmt: skip
-    add("--partial", action="store_true", help="with --for: write what fits, if not all does")
-    add("--key", help="where the weights are, such as model_ema, if in several places")
-    add("--to", choices=["torch", "safetensors"], help="default: what the name of DST ends in")
-    add("--trust", action="store_true", help=TRUST)
-
-
 def _inspect(options: argparse.Namespace) -> int:
+    """Say what is in a checkpoint: kind, keys, shapes, dtypes, devices, which wrapper put what
+    before the keys, and what to do next. No code in the file is run.
+    """
     from torchladder.checkpoints import inspect_checkpoint
 
-    print(inspect_checkpoint(options.path, trust=options.trust, verify=options.verify))
+    path = _source(options)
+    print(inspect_checkpoint(path, trust=options.trust, verify=options.verify))
     return 0
 
 
 def _fix(options: argparse.Namespace) -> int:
+    """Write the weights of any checkpoint as a plain state dict that loads on every rung:
+    unwrapped, without wrappers' prefixes, for the CPU, without what is not weights. DST is written
+    whole or not at all.
+    """
     from torchladder.checkpoints import fix_checkpoint
 
-    report = fix_checkpoint(
-        options.path,
-        options.target,
-        model=_model_named(options.model) if options.model else None,
-        key=options.key,
-        to=options.to,
-        strict=not options.partial,
-        trust=options.trust,
-    )
-    print(report)
+    path = _source(options)
+    model = _model_named(options.model) if options.model else None
+    choices = {"key": options.key, "to": options.to, "strict": not options.partial}
+    print(fix_checkpoint(path, options.target, model=model, trust=options.trust, **choices))
     return 0
+
+
+def _source(options: argparse.Namespace) -> str:
+    """The checkpoint's path; what a trusted file names may then come from the current folder."""
+    if not options.path:  # pathlib would take it for the current folder
+        raise BadInput("the path is empty; name a file, or a sharded checkpoint's folder.")
+    if options.trust:
+        sys.path.insert(0, os.getcwd())
+    return options.path
 
 
 def _model_named(name: str):
@@ -163,12 +179,12 @@ def _model_named(name: str):
         except (RuntimeError, NotImplementedError):  # it computes with its weights
             model = make()
     except Exception as error:  # of the user's module, in whatever way
-        raise ValueError(
+        raise BadInput(
             f"--for {name}: {type(error).__name__}: {error}. Give module:Model, importable from "
             "this folder or PYTHONPATH, that makes the model without arguments."
         ) from error
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
+        raise BadInput(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
     return model
 
 
@@ -176,10 +192,6 @@ def _model_named(name: str):
 
 
 def _train(options: argparse.Namespace) -> int:
-    if options.save:  # found out now rather than after the training
-        folder = options.save.absolute().parent
-        if options.save.is_dir() or not os.access(folder, os.W_OK):
-            raise OSError(f"--save {options.save}: name a file in a folder that can be written.")
     if options.rung != "ddp":
         return _train_here(options)
     import torch.distributed as dist
@@ -196,68 +208,53 @@ def _train(options: argparse.Namespace) -> int:
         dist.destroy_process_group()
 
 
+@_bad_input()
 def _train_here(options: argparse.Namespace) -> int:
     """Train in this process; of several ranks only the first prints and saves."""
     import torch
+    import torch.distributed as dist
 
     from torchladder.data import load
     from torchladder.training import device_of, train
+    from torchladder.writing import atomic_file
 
-    device = device_of(options.rung, options.device)
+    where = device_of(options.rung, options.device)
     data = load(options.data, options.folder, download=options.download)
-    torch.manual_seed(options.seed)
+    torch.manual_seed(options.seed % 2**64)  # whether the seed can be used, `train` says
     model = _model(options, data)
-    first, where = True, device
+    first = options.rung != "ddp" or dist.get_rank() == 0
     if options.rung == "ddp":
-        import torch.distributed as dist
-
-        first = dist.get_rank() == 0
         where = f"{dist.get_world_size()} ranks ({dist.get_backend()})"
-    if first:
-        print(f"{type(model).__name__} on {where}, {data}", flush=True)
-    history = train(
-        model,
-        data,
-        rung=options.rung,
-        device=options.device,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        seed=options.seed,
-        amp=options.amp,
-        workers=options.workers,
-        on_device=options.on_device,
-        channels_last=options.channels_last,
-        compile=options.compile,
-        checkpoint_dir=options.checkpoint_dir,
-        checkpoint_every=options.checkpoint_every,
-        resume=options.resume,
-    )
+    keywords = [p.name for p in signature(train).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given = {name: getattr(options, name) for name in keywords if hasattr(options, name)}
     if not first:
+        train(model, data, **given)
         return 0
-    print(history)
-    if options.save:
-        # To a temporary file first: a crash here must not cost the file that was there.
-        temporary = options.save.with_name(f"{options.save.name}.{os.getpid()}.tmp")
-        try:
+    saving = options.save is not None
+    # Opened before the training: a file that cannot be written is found out now.
+    with atomic_file(options.save) if saving else nullcontext() as temporary:
+        print(f"{type(model).__name__} on {where}, {data}", flush=True)
+        print(train(model, data, **given))
+        if saving:
             torch.save(model.state_dict(), temporary)
-            os.replace(temporary, options.save)
-        finally:
-            temporary.unlink(missing_ok=True)
+    if saving:
         print(f"saved {options.save}")
     return 0
 
 
 def _model(options: argparse.Namespace, data):
-    from math import prod
-
     from torchladder import models
 
+    shape, classes = data.shape, len(data.classes)
     if options.model == "mlp":
-        return models.MLP(prod(data.shape), outputs=len(data.classes))
+        return models.MLP(prod(shape), outputs=classes)
     if options.model == "lenet":
-        return models.LeNet(data.shape, len(data.classes))
-    return models.LinearConvNet(data.shape, len(data.classes), width=options.width)
+        return models.LeNet(shape, classes)
+    try:
+        return models.LinearConvNet(shape, classes, width=options.width)
+    except (RuntimeError, OverflowError) as error:  # more numbers than this machine can hold
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"--width {options.width:g} makes too large a model ({reason})") from error
 
 
 # --- doctor -------------------------------------------------------------------------------------
@@ -293,7 +290,7 @@ def data_sets_here() -> Iterator[str]:
 
 
 def find_problems() -> Iterator[str]:
-    """A sentence for each thing on this machine that will bite, and the way out."""
+    """A sentence for each thing on this machine that will fail or be slow, and the way out."""
     import torch
 
     from torchladder.devices import why_no_cuda
@@ -303,11 +300,10 @@ def find_problems() -> Iterator[str]:
             f"torch {torch.__version__} loads checkpoints unsafely (CVE-2026-24747): "
             "pip install --upgrade 'torch>=2.10' torchvision"
         )
-    if shutil.which("nvidia-smi") and not torch.cuda.is_available():
-        yield f"nvidia-smi is here, but PyTorch sees no GPU: {why_no_cuda()}"
     if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            yield from _gpu_problems(i)
+        yield from filter(None, map(_gpu_problem, range(torch.cuda.device_count())))
+    elif shutil.which("nvidia-smi"):
+        yield f"nvidia-smi is here, but PyTorch sees no GPU: {why_no_cuda()}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if torch.get_num_threads() > cores:
         yield (
@@ -322,16 +318,15 @@ def find_problems() -> Iterator[str]:
         )
 
 
-def _gpu_problems(i: int) -> Iterator[str]:
+def _gpu_problem(i: int) -> str | None:
     import torch
 
-    name = torch.cuda.get_device_name(i)
     try:
         torch.ones(8, device=f"cuda:{i}").sum().item()
     except RuntimeError as error:
         major, minor = torch.cuda.get_device_capability(i)
-        built = ", ".join(torch.cuda.get_arch_list())
-        yield (
-            f"cuda:{i} ({name}, sm_{major}{minor}) cannot compute: "
-            f"{str(error).splitlines()[0]} This torch is built for {built}."
+        return (
+            f"cuda:{i} ({torch.cuda.get_device_name(i)}, sm_{major}{minor}) cannot compute: "
+            f"{str(error).splitlines()[0]} "
+            f"This torch is built for {', '.join(torch.cuda.get_arch_list())}."
         )

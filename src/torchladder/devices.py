@@ -160,21 +160,17 @@ def cpu_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def cpu_memory() -> tuple[int | None, int | None]:
-    """Total and free bytes of the CPU's memory, as far as the operating system tells."""
+def _cpu() -> Device:
     page, total, free = (
         os.sysconf(key) if key in getattr(os, "sysconf_names", {}) else None
         for key in ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
     )
-    return page and total and page * total, page and free and page * free
-
-
-def _cpu() -> Device:
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Device(
         torch.device("cpu"),
         f"{cpu_name()} ({os.cpu_count()} cores)",
-        *cpu_memory(),
+        page * total if page and total else None,
+        page * free if page and free else None,
         None,
         "native" if native else "emulated",
     )

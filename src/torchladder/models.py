@@ -83,8 +83,8 @@ class LinearConvNet(nn.Module):
         self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, width: float = 1.0
     ) -> None:
         super().__init__()
-        if width <= 0:
-            raise ValueError(f"width={width}: it multiplies the layers' sizes, so it is above 0.")
+        if not 0 < width < float("inf"):
+            raise ValueError(f"width={width}: a factor on the layers' sizes; give one above 0.")
         channels, height, _ = shape
         if height < 8:
             raise ValueError(f"Images of {height} pixels: three poolings by 2 need at least 8.")
