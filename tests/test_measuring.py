@@ -102,6 +102,7 @@ def test_memory_is_asked_of_the_right_device(monkeypatch):
     assert reset == [torch.device("cuda:0")]
 
 
+@pytest.mark.slow
 def test_a_child_does_not_start_with_its_parents_peak():
     program = "from torchladder.measuring import peak_memory, torch;"
     program += "print(peak_memory(torch.device('cpu')))"

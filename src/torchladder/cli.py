@@ -10,8 +10,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from inspect import signature
-from math import prod
+from math import inf, prod
 from pathlib import Path
 
 from torchladder import OLDEST_TORCH, __version__
@@ -243,18 +244,25 @@ def _train_here(options: argparse.Namespace) -> int:
 
 
 def _model(options: argparse.Namespace, data):
+    import torch
+
     from torchladder import models
+    from torchladder.devices import cpu_memory
 
     shape, classes = data.shape, len(data.classes)
     if options.model == "mlp":
         return models.MLP(prod(shape), outputs=classes)
     if options.model == "lenet":
         return models.LeNet(shape, classes)
+    build = partial(models.LinearConvNet, shape, classes, width=options.width)
     try:
-        return models.LinearConvNet(shape, classes, width=options.width)
-    except (RuntimeError, OverflowError) as error:  # more numbers than this machine can hold
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"--width {options.width:g} makes too large a model ({reason})") from error
+        with torch.device("meta"):  # takes no memory
+            needed = 12 * models.count_parameters(build())  # with gradients and momentum
+    except (RuntimeError, OverflowError, TypeError):  # sizes that PyTorch cannot count
+        needed = inf
+    if needed > (cpu_memory()[0] or inf):
+        raise BadInput(f"--width {options.width:g}: this machine lacks the memory to train it.")
+    return build()
 
 
 # --- doctor -------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def load(
 
 
 def _folders(folder: str | os.PathLike | None) -> list[Path]:
-    """Where to look, the place to download to first."""
+    """Where to look; the first is also where to download to."""
     if folder is not None:
         return [Path(folder)]
     cache = Path.home() / ".cache" / "torchladder"
@@ -246,7 +246,7 @@ def _fashion_from_idx(files: dict[str, list[Path]]) -> ImageData:
     arrays = {}
     for name, paths in files.items():
         what = f"Fashion-MNIST's {name}"
-        # Another set may use the same names (MNIST does): take the first that is right.
+        # MNIST's files have the same names: take the first file whose contents are right.
         for path in paths:
             try:
                 raw = _checked_file(path, FASHION_SHA256[name], what)
@@ -335,7 +335,8 @@ class ImageSet(Dataset):
         return self.data.normalise(self.images[indices]), self.labels[indices]
 
 
-def _as_they_are(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _identity(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Collates nothing: `ImageSet` has made the batch."""
     return batch
 
 
@@ -350,7 +351,7 @@ def loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> DataLoader:
-    """Batches of one split on the CPU; ``"train"`` is shuffled anew each epoch, ``"test"`` is not.
+    """Batches of one split on the CPU; ``"train"`` is shuffled again each epoch, ``"test"`` never.
 
     The order depends on `seed` and on the epoch given to ``loader.sampler.set_epoch(epoch)``,
     and on nothing else. Of that one order, rank r of n reads every n-th image from the r-th on.
@@ -372,8 +373,9 @@ def loader(
         batch_size,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=_as_they_are,
-        # To start an epoch draws a number: not from the generator that dropout uses.
+        collate_fn=_identity,
+        # Each epoch begins with a random number for the workers. From the global generator, it
+        # would change what dropout draws afterwards.
         generator=torch.Generator().manual_seed(seed + rank),
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
@@ -413,7 +415,7 @@ class DeviceBatches:
 
 
 class ShuffledSampler(DistributedSampler):
-    """`DistributedSampler`, able to begin an epoch in the middle, as a resumed run has to."""
+    """`DistributedSampler` that can begin an epoch in the middle, as a resumed run must."""
 
     start = 0
 

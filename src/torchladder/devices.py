@@ -1,9 +1,14 @@
-"""Which devices are there, and which device is everything on?"""
+"""Which devices does this machine have, what can each do, and which one is everything on?
+
+In this order: choosing a device by number or name, a table of the devices, and the tensors of a
+model, its inputs and its optimizer with the device of each.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -160,19 +165,19 @@ def cpu_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
+def cpu_memory() -> tuple[int | None, int | None]:
+    """Total and free bytes of the CPU's memory, as far as the operating system tells."""
+    names = ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
+    known = getattr(os, "sysconf_names", {})
+    page, total, free = (os.sysconf(name) if name in known else None for name in names)
+    return page and total and page * total, page and free and page * free
+
+
 def _cpu() -> Device:
-    page, total, free = (
-        os.sysconf(key) if key in getattr(os, "sysconf_names", {}) else None
-        for key in ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
-    )
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    name = f"{cpu_name()} ({os.cpu_count()} cores)"
     return Device(
-        torch.device("cpu"),
-        f"{cpu_name()} ({os.cpu_count()} cores)",
-        page * total if page and total else None,
-        page * free if page and free else None,
-        None,
-        "native" if native else "emulated",
+        torch.device("cpu"), name, *cpu_memory(), None, "native" if native else "emulated"
     )
 
 
@@ -258,20 +263,21 @@ class Placement:
     ----------
     devices : dict of torch.device to list of str
         Names of the tensors on each device, the device with most bytes first.
+    bytes : dict of torch.device to int
     odd : dict of str to torch.device
         The tensors that are not on that first device.
     """
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
-        size: dict[torch.device, int] = {}
-        self.devices: dict[torch.device, list[str]] = {}
+        names: dict[torch.device, list[str]] = {}
+        size: Counter[torch.device] = Counter()
         for name, tensor in tensors:
-            size[tensor.device] = size.get(tensor.device, 0) + tensor.nbytes
-            self.devices.setdefault(tensor.device, []).append(name)
-        order = sorted(size, key=size.get, reverse=True)
-        self.devices = {device: self.devices[device] for device in order}
-        self.bytes = {device: size[device] for device in order}
-        self.odd = {name: device for device in order[1:] for name in self.devices[device]}
+            names.setdefault(tensor.device, []).append(name)
+            size[tensor.device] += tensor.nbytes
+        self.bytes = dict(size.most_common())
+        self.devices = {device: names[device] for device in self.bytes}
+        others = list(self.devices)[1:]
+        self.odd = {name: device for device in others for name in self.devices[device]}
 
     def __repr__(self) -> str:
         if not self.devices:
