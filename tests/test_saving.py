@@ -4,9 +4,6 @@ import contextlib
 import errno
 import os
 import resource
-import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,100 +16,12 @@ from torchladder.checkpoints import resume, save_checkpoint
 from torchladder.checkpoints.resuming import damage
 from torchladder.checkpoints.saving import checkpoints_in
 from torchladder.launching import LaunchError, launch
-from torchladder.writing import LEFTOVER, atomic_file
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def parts_of(model):
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-
-
-# --- one file -----------------------------------------------------------------------------------
-
-
-def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "model.pt"
-    path.write_text("old")
-
-    def fail(kind):
-        with atomic_file(path) as temporary:
-            assert temporary.parent == tmp_path
-            temporary.write_text("half of the new")
-            raise kind
-
-    for kind in (ValueError, KeyboardInterrupt):
-        with pytest.raises(kind):
-            fail(kind)
-        assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["model.pt"])
-
-
-def test_contents_reach_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
-    calls, fsync, replace = [], os.fsync, os.replace
-
-    def noted_fsync(descriptor):
-        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
-        calls.append(f"fsync {kind} of {os.fstat(descriptor).st_size if kind == 'file' else ''}")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "replace", lambda *args: (calls.append("replace"), replace(*args)))
-    with atomic_file(tmp_path / "new.txt") as temporary:
-        temporary.write_text("all of it")
-    assert calls == ["fsync file of 9", "replace", "fsync folder of "]
-
-
-def test_a_link_is_written_through_and_a_private_file_stays_private(tmp_path):
-    path, link = tmp_path / "model.pt", tmp_path / "latest.pt"
-    path.write_text("old")
-    path.chmod(0o600)
-    link.symlink_to(path)
-    with atomic_file(link) as temporary:
-        temporary.write_text("new")
-    assert link.is_symlink()
-    assert path.read_text() == "new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_new_file_has_the_rights_of_any_other(tmp_path):
-    with atomic_file(tmp_path / "one") as temporary:
-        temporary.touch()
-    (tmp_path / "other").touch()
-    assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_leftovers_of_the_dead_are_removed_but_not_files_of_the_living(tmp_path):
-    script = (
-        "import sys, time\n"
-        "from torchladder.writing import atomic_file\n"
-        "with atomic_file(sys.argv[1]) as temporary:\n"
-        "    temporary.write_text('half')\n"
-        "    print(temporary, flush=True)\n"
-        "    time.sleep(600)\n"
-    )
-    command = [sys.executable, "-c", script, tmp_path / "theirs"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        try:
-            theirs = Path(other.stdout.readline().strip())
-            assert (theirs.name[0], theirs.suffix) == (".", LEFTOVER)
-            with atomic_file(tmp_path / "mine") as temporary:
-                temporary.touch()
-            assert sorted(os.listdir(tmp_path)) == [theirs.name, "mine"]
-        finally:
-            other.kill()
-    with atomic_file(tmp_path / "mine") as temporary:
-        temporary.touch()
-    assert os.listdir(tmp_path) == ["mine"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("no/folder/x.pt", r"Cannot write \(No such file"), (".", "This is a folder; name a file")],
-)
-def test_a_place_that_cannot_be_written_is_named(tmp_path, name, message):
-    with pytest.raises(OSError, match=message) as raised, atomic_file(tmp_path / name):
-        pytest.fail("the block ran")
-    assert raised.value.filename == os.path.realpath(tmp_path / name)
 
 
 def test_a_read_only_folder_is_noticed_before_the_training(tmp_path, monkeypatch):

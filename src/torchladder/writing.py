@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     Raises
     ------
     OSError
-        If the folder is missing or cannot be written, or `path` is a folder.
+        If the folder is missing or cannot be written, or `path` is there and is no regular file.
 
     Examples
     --------
@@ -41,18 +42,17 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     ['notes.txt']
     """
     path = Path(os.path.realpath(path))  # a link is written through, as open() would
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "This is a folder; name a file in it", str(path))
     try:
+        rights = _rights_of(path)
         _remove_leftovers(path.parent)
-        temporary, lock = _new_temporary(path)
+        temporary, lock = _new_temporary(path, rights)
     except OSError as error:
         raise type(error)(error.errno, f"Cannot write ({error.strerror})", str(path)) from None
     try:
-        with _full_disk_told():
+        with _errors_of_a_full_disk():
             yield temporary
         if path.exists():
-            shutil.copymode(path, temporary)  # a private file stays private
+            shutil.copymode(path, temporary)
         _sync(temporary)  # contents before name: else the name may be there without them
         os.replace(temporary, path)
     except BaseException:
@@ -64,8 +64,24 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     _sync(path.parent)
 
 
+def _rights_of(path: Path) -> int:
+    """Permissions for the temporary file: nobody may read it who may not read the old file.
+
+    A device or a FIFO is refused: it would be replaced, not written to.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return 0o666  # less the umask
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "this is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "this is a device, a FIFO or the like; name a regular file")
+    return mode & 0o777 | stat.S_IWUSR
+
+
 @contextmanager
-def _full_disk_told() -> Iterator[None]:
+def _errors_of_a_full_disk() -> Iterator[None]:
     """Raise the system's error where ``torch.save`` says only "unexpected pos 9728 vs 9680"."""
     try:
         yield
@@ -75,7 +91,7 @@ def _full_disk_told() -> Iterator[None]:
         raise
 
 
-def _new_temporary(path: Path) -> tuple[Path, int | None]:
+def _new_temporary(path: Path, rights: int) -> tuple[Path, int | None]:
     """A new empty file beside `path`, and the open descriptor that holds its lock.
 
     The system lets go of the lock when the process dies, however it dies. A process id in the
@@ -83,7 +99,7 @@ def _new_temporary(path: Path) -> tuple[Path, int | None]:
     """
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{LEFTOVER}")
-        lock = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, rights)
         if not fcntl:  # Windows does not rename what is open
             os.close(lock)
             return temporary, None
