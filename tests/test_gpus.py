@@ -10,10 +10,11 @@ from test_training_on_ranks import part_of_the_data, trained
 from torch import nn
 from torch.nn import functional as F
 
-from torchladder.checkpoints import inspect_checkpoint, load_into, resume
+from torchladder.checkpoints import inspect_checkpoint, load_into
 from torchladder.data import DeviceBatches, load, loader
 from torchladder.launching import launch
 from torchladder.models import LeNet
+from torchladder.resuming import resume
 from torchladder.training import to_device, train
 
 pytestmark = pytest.mark.gpu

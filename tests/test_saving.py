@@ -5,35 +5,25 @@ import errno
 import os
 import resource
 import time
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchladder.checkpoints import resume, save_checkpoint
-from torchladder.checkpoints.resuming import damage
-from torchladder.checkpoints.saving import checkpoints_in
+from torchladder import resuming
 from torchladder.launching import LaunchError, launch
+from torchladder.resuming import checkpoints_in, checksum_error, resume, save_checkpoint
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def parts_of(model):
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-
-
-def test_a_read_only_folder_is_noticed_before_the_training(tmp_path, monkeypatch):
-    from torchladder.data import load
-    from torchladder.models import MLP
-    from torchladder.training import train
-
-    tmp_path.chmod(0o500)
-    if os.access(tmp_path, os.W_OK):  # root may write everywhere
-        monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(PermissionError, match="cannot be written: name another folder"):
-        train(MLP(784), load(), checkpoint_dir=tmp_path, progress=False)
 
 
 def test_a_full_disk_costs_only_the_new_file(tmp_path):
@@ -83,16 +73,75 @@ def test_the_names_in_the_file_are_those_of_the_model_itself(tmp_path, wrap):
         "model", "optimizer", "epoch", "batch", "step", "rng", "run", "classes", "versions"
     ]  # fmt: skip
     assert checkpoint["versions"]["torch"] == torch.__version__
-    assert damage(path) is None
+    assert checksum_error(path) is None
     other = nn.Linear(2, 1)
     resume(path, parts_of(torch.compile(other)))
     assert torch.equal(other.weight, model.weight)
 
 
-def test_what_could_not_be_loaded_is_not_saved(tmp_path):
-    with pytest.raises(ValueError, match=r"would not load with weights_only=True; not saved"):
-        save_checkpoint(tmp_path, parts_of(nn.Linear(2, 1)), step=1, note=Path("a path"))
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        ({"note": Path("a path")}, r"checkpoint\['note'\] is of type pathlib\.\w+,"),
+        ({"seen": {"best": [0.1, np.float64(0.2)]}}, r"\['seen'\]\['best'\]\[1\] .*numpy.float64"),
+        ({"key": lambda: 1}, r"\['key'\] is of type builtins.function"),
+        ({"table": {Path("x"): 1}}, r"\['table'\] is of type builtins.dict"),
+        ({"of_each_rank": {"note": Path("x")}}, r"\['note'\]\[0\] is of type pathlib"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved_and_its_place_is_named(tmp_path, more, where):
+    with pytest.raises(ValueError, match=rf"{where}.*weights_only=True; not saved") as raised:
+        save_checkpoint(tmp_path, parts_of(nn.Linear(2, 1)), step=1, **more)
+    assert "\x1b" not in str(raised.value)
     assert not os.listdir(tmp_path)
+
+
+def test_what_could_not_be_loaded_is_found_inside_a_part(tmp_path):
+    parts = parts_of(nn.Linear(2, 1))
+    parts["optimizer"].param_groups[0]["lr"] = np.float64(0.1)
+    with pytest.raises(ValueError, match=r"\['optimizer'\]\['param_groups'\]\[0\]\['lr'\] is of"):
+        save_checkpoint(tmp_path, parts, step=1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "name"),
+    [
+        ({"model": nn.Linear(2, 1)}, {"model": "lenet"}, "model"),
+        ({"run": nn.Linear(2, 1)}, {}, "run"),
+        ({"step": nn.Linear(2, 1)}, {}, "step"),
+        ({"model": nn.Linear(2, 1)}, {"rng": 5}, "rng"),
+        ({"model": nn.Linear(2, 1)}, {"of_each_rank": {"rng": 5}}, "rng"),
+        ({"model": nn.Linear(2, 1)}, {"of_each_rank": {"model": 5}}, "model"),
+        ({"model": nn.Linear(2, 1)}, {"of_each_rank": {"note": 5}, "note": 6}, "note"),
+    ],
+)
+def test_two_things_of_one_name_are_refused_before_anything_is_written(tmp_path, parts, more, name):
+    with pytest.raises(ValueError, match=f"'{name}' in the checkpoint; not saved"):
+        save_checkpoint(tmp_path / "new", parts, step=1, **more)
+    assert not os.listdir(tmp_path)
+
+
+def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save_checkpoint(tmp_path, parts_of(nn.Linear(2, 1)), step=1)
+        with pytest.raises(ValueError, match="not saved"):
+            save_checkpoint(tmp_path, {}, step=2, note=Path("x"))
+        assert torch.serialization.get_crc32_options() is False
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert all(entry.CRC for entry in zipfile.ZipFile(path).infolist())
+
+
+def test_steps_are_ordered_as_numbers_not_as_names(tmp_path):
+    steps = [99_999_998, 99_999_999, 100_000_000, 1_000_000_000]
+    for step in steps:
+        save_checkpoint(tmp_path, parts_of(nn.Linear(2, 1)), step=step)
+    kept = [path.name for path in checkpoints_in(tmp_path)]
+    assert kept == ["step_99999999.pt", "step_100000000.pt", "step_1000000000.pt"]
+    assert resume(tmp_path, parts_of(nn.Linear(2, 1)))["step"] == steps[-1]
+    with pytest.raises(ValueError, match="step=-1: "):
+        save_checkpoint(tmp_path, parts_of(nn.Linear(2, 1)), step=-1)
 
 
 def test_the_newest_files_stay_and_later_ones_are_not_touched(tmp_path):
@@ -141,7 +190,7 @@ def test_the_best_epoch_is_kept_beside_the_newest(tmp_path, monkeypatch):
 
 
 def save_on_ranks(folder, limited=False):
-    rank = torch.distributed.get_rank()
+    rank = dist.get_rank()
     torch.manual_seed(rank)
     model = DistributedDataParallel(nn.Linear(1000, 100))
     with full_disk() if limited and rank == 0 else contextlib.nullcontext():
@@ -152,8 +201,9 @@ def save_on_ranks(folder, limited=False):
     return None
 
 
+@pytest.mark.slow
 def test_rank_0_writes_for_all_ranks(tmp_path):
-    assert launch(save_on_ranks, tmp_path, timeout=60) == [None, None]
+    assert launch(save_on_ranks, tmp_path, timeout=300) == [None, None]
     checkpoint = torch.load(tmp_path / "step_00000001.pt", weights_only=True)
     assert list(checkpoint["model"]) == ["weight", "bias"]
     assert checkpoint["note"] == [0, 1]
@@ -163,15 +213,85 @@ def test_rank_0_writes_for_all_ranks(tmp_path):
         assert torch.equal(state["torch"], torch.get_rng_state())
 
 
-def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
-    start = time.monotonic()
-    one, other = launch(save_on_ranks, tmp_path, limited=True, timeout=60)
-    assert one == other
-    assert "File too large; not saved, and earlier checkpoints are as they were" in one[1]
-    assert time.monotonic() - start < 50
+@pytest.mark.slow
+def test_ranks_that_reduce_by_hand_save_one_file_together_and_resume_together(tmp_path):
+    def run():
+        net = nn.Linear(2, 2)
+        nn.init.constant_(net.weight, dist.get_rank())
+        torch.manual_seed(dist.get_rank())
+        save_checkpoint(tmp_path, {"model": net}, step=1, of_each_rank={"rank": dist.get_rank()})
+        expected = torch.rand(3)
+        saved = resume(tmp_path, {"model": net})
+        return saved["rank"], net.weight.sum().item(), torch.equal(torch.rand(3), expected)
+
+    assert launch(run, timeout=300) == [([0, 1], 0.0, True)] * 2
+
+
+@pytest.mark.slow
+def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path):
+    def run(**options):
+        resuming.NOTE_AFTER, resuming.GIVE_UP_AFTER = 0.2, 2
+        if dist.get_rank() == 0:
+            save_checkpoint(tmp_path, {"model": nn.Linear(2, 2)}, step=1, **options)
+        dist.all_reduce(torch.ones(1000))  # of gradients, say: it must not meet the saving
+
+    with pytest.raises(LaunchError, match=r"TimeoutError: .* rank 0 has waited 2 s for rank 1\."):
+        launch(run, timeout=300)
+    assert not os.listdir(tmp_path)
+    launch(run, no_dist=True, timeout=300)
+    assert len(torch.load(tmp_path / "step_00000001.pt")["rng"]) == 1
+
+
+@pytest.mark.slow
+def test_ranks_that_are_far_apart_wait_for_each_other(tmp_path, capfd):
+    def run():
+        resuming.NOTE_AFTER = 0.2
+        for step in range(3):
+            if step == 1 and dist.get_rank() == 1:
+                time.sleep(1)
+            save_checkpoint(tmp_path, {"model": nn.Linear(2, 2)}, step=step)
+
+    launch(run, timeout=300)
+    assert capfd.readouterr().out.count("rank 0 has waited 0 s for rank 1.") == 1
+    assert len(checkpoints_in(tmp_path)) == 3
+
+
+@pytest.mark.slow
+def test_ranks_that_would_save_different_files_lose_none_of_them(tmp_path):
+    def run(**options):
+        folder = tmp_path / str(dist.get_rank())
+        save_checkpoint(folder, {"model": nn.Linear(2, 2)}, step=1, **options)
+
+    with pytest.raises(LaunchError, match="ValueError: The ranks differ: save_checkpoint to"):
+        launch(run, timeout=300)
+    launch(run, no_dist=True, timeout=300)
+    assert all(len(checkpoints_in(tmp_path / name)) == 1 for name in "01")
+
+
+@pytest.mark.slow
+def test_a_piece_of_a_sharded_tensor_is_not_taken_for_the_whole(tmp_path):
+    def run():
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2,))
+        net = nn.Linear(2, 2)
+        net.weight = nn.Parameter(distribute_tensor(net.weight, mesh, [Shard(0)]))
+        save_checkpoint(tmp_path, {"model": net}, step=1)
+
+    with pytest.raises(LaunchError, match="DTensor"):
+        launch(run, timeout=300)
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
+def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
+    one, other = launch(save_on_ranks, tmp_path, limited=True, timeout=300)
+    assert one == other
+    assert "File too large; not saved, and earlier checkpoints are as they were" in one[1]
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.slow
 def test_any_error_of_rank_0_reaches_the_others(tmp_path):
     class Odd(Exception):
         def __init__(self, one, two):
@@ -186,12 +306,13 @@ def test_any_error_of_rank_0_reaches_the_others(tmp_path):
         save_checkpoint(tmp_path, {"model": model, "part": Part()}, step=1)
 
     with pytest.raises(LaunchError, match="RuntimeError: Odd: odd"):
-        launch(run, timeout=60)
+        launch(run, timeout=300)
 
 
 # --- kills --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kills_at_random_instants_lose_nothing(monkeypatch):
     """20 of them; as many as TORCHLADDER_KILLS says, such as 200, if it is set."""
     monkeypatch.syspath_prepend(BENCHMARKS)

@@ -27,6 +27,7 @@ def new_model():
     return LeNet()
 
 
+@pytest.mark.slow
 def test_five_epochs_on_the_bundled_set_reach_85_percent():
     history = train(new_model(), load(), epochs=5, progress=False)
     assert history[-1].test_accuracy >= 0.85
@@ -34,6 +35,7 @@ def test_five_epochs_on_the_bundled_set_reach_85_percent():
     assert history[0].loss > history[-1].loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 def test_the_same_seed_gives_the_same_parameters_bit_for_bit(data, on_device):
     one, other, third = new_model(), new_model(), new_model()
@@ -108,6 +110,7 @@ def test_the_learning_rate_falls_linearly_to_zero(data):
     assert schedule.get_last_lr()[0] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_mixed_precision_computes_in_16_bits_and_keeps_32_bit_parameters(data, amp):
     model = new_model()
@@ -135,6 +138,7 @@ def test_channels_last_reaches_the_weights_and_learns(data):
     assert history[-1].loss < history[0].loss
 
 
+@pytest.mark.slow
 def test_workers_load_the_same_batches(data):
     one, other = new_model(), new_model()
     train(one, data, epochs=2, progress=False)
@@ -162,6 +166,19 @@ def test_the_history_prints_a_row_an_epoch_in_text_and_html(data):
     assert history[0].peak_memory > 50e6
 
 
+@pytest.mark.parametrize("seed", [2**63 - 1, -(2**63)])
+def test_the_largest_seeds_work(data, seed):
+    tiny = balanced_subset(data, 1, 1)
+    train(MLP(784), tiny, epochs=2, batch_size=10, seed=seed, progress=False)
+
+
+def test_a_batch_may_hold_all_images(data):
+    tiny = balanced_subset(data, 1, 1)
+    assert len(train(MLP(784), tiny, epochs=1, batch_size=10, progress=False)) == 1
+    with pytest.raises(ValueError, match="batch_size=11: there are 10 training images"):
+        train(MLP(784), tiny, epochs=1, batch_size=11, progress=False)
+
+
 def test_the_bar_is_silent_when_asked(data, capfd, monkeypatch):
     monkeypatch.setenv("TQDM_DISABLE", "0")
     train(new_model(), data, epochs=1, progress=False)
@@ -173,9 +190,19 @@ def test_the_bar_is_silent_when_asked(data, capfd, monkeypatch):
     [
         ({"epochs": 0}, "epochs=0: train for at least one"),
         ({"lr": 0}, "lr=0: the learning rate is above 0"),
+        ({"lr": float("nan")}, "lr=nan: the learning rate is above 0"),
+        ({"lr": float("inf")}, "lr=inf: the learning rate is above 0 and finite"),
+        ({"seed": 10**22}, "seed=10000000000000000000000: choose a whole number"),
+        ({"seed": -(2**63) - 1}, "seed=-9223372036854775809: choose a whole number"),
         ({"rung": "tpu"}, "No rung 'tpu': choose one of cpu, gpu, dp, ddp"),
         ({"amp": "int8"}, "amp='int8': choose None, 'fp16' or 'bf16'"),
         ({"batch_size": 0}, "batch_size=0: a batch holds at least one image"),
+        (
+            {"batch_size": 99999999999999},
+            "batch_size=99999999999999: there are 1,010 training images",
+        ),
+        ({"workers": -1}, "workers=-1: give 0"),
+        ({"workers": 5000}, r"workers=5000: far too many for \d+ cores"),
         ({"device": "gpu"}, "'gpu' is not a device"),
         ({"rung": "gpu", "device": "cpu"}, "Device 'cpu' is not on rung 'gpu'"),
         ({"rung": "dp", "amp": "bf16"}, "amp='bf16': DataParallel would compute in fp16"),

@@ -31,6 +31,7 @@ def trained(make=LeNet, *, batch_size, rung="cpu", count=101, **options):
     return dict(model.state_dict()), numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"on_device": True}])
 def test_two_ranks_with_batch_b_equal_one_process_with_batch_2b(options):
     expected, numbers = trained(batch_size=128)
@@ -41,6 +42,7 @@ def test_two_ranks_with_batch_b_equal_one_process_with_batch_2b(options):
             assert theirs == pytest.approx(mine, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_hold_equal_parameters_even_when_the_images_cannot_be_shared_out_evenly():
     one, other = launch(trained, batch_size=64, rung="ddp", count=100 + 1, nprocs=2)
     for name, tensor in one[0].items():
@@ -52,6 +54,7 @@ def norm_net():
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
 
 
+@pytest.mark.slow
 def test_batch_norm_makes_two_ranks_differ_from_one_process():
     """Each rank normalises by the mean of its own half of the batch: that is not the same."""
     expected, _ = trained(norm_net, batch_size=128)
@@ -77,6 +80,7 @@ def evaluated(test):
     return evaluate(LeNet(), batches, across_ranks=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [6, 7])
 def test_evaluation_counts_every_image_once_on_any_number_of_ranks(test):
     torch.manual_seed(0)
@@ -104,6 +108,7 @@ def test_the_ranks_images_are_one_epoch_in_the_order_of_one_process():
             assert torch.equal(torch.stack([one, other], 1).flatten(), labels)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_training_of_all():
     def fail():
         model = LeNet()
@@ -112,9 +117,10 @@ def test_a_rank_that_fails_ends_the_training_of_all():
         train(model, part_of_the_data(20), rung="ddp", epochs=1, progress=False)
 
     with pytest.raises(LaunchError, match="rank 1 of 2 failed with ZeroDivisionError"):
-        launch(fail, timeout=60)
+        launch(fail, timeout=300)
 
 
+@pytest.mark.slow
 def test_options_reach_ddp():
     class HalfUsed(nn.Module):
         def __init__(self):
@@ -130,10 +136,10 @@ def test_options_reach_ddp():
             -1
         ].loss
 
-    one, other = launch(run, find_unused_parameters=True, timeout=60)
+    one, other = launch(run, find_unused_parameters=True, timeout=300)
     assert one == other
     with pytest.raises(LaunchError, match="Expected to have finished reduction"):
-        launch(run, timeout=60)
+        launch(run, timeout=300)
 
 
 def test_the_upper_rungs_say_what_they_need():
@@ -144,6 +150,7 @@ def test_the_upper_rungs_say_what_they_need():
         train(LeNet(), data, rung="dp", device="cpu")
 
 
+@pytest.mark.slow
 def test_ranks_draw_dropout_of_their_own():
     def drawn():
         net, seen = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10)), []

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from torchladder.checkpoints.running import Run
+from torchladder import resuming
 from torchladder.data import DeviceBatches, ImageData, loader
 from torchladder.devices import gpu_count, named_device, try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
@@ -106,139 +111,144 @@ def train(
 
     Parameters
     ----------
-    model : nn.Module
-        Gives logits of shape ``(batch, classes)``. It is moved to the rung's device.
-    data : ImageData
-        From `torchladder.data.load`.
-    epochs : int
-    batch_size : int
-        Images a step; on rung ``'ddp'``, images a step *of each rank*.
-    lr : float
-        The learning rate of the first step.
+    model, data : nn.Module, ImageData
+        The model gives logits of shape ``(batch, classes)``; it is moved to the rung's device.
+    epochs, batch_size, lr, seed : int, int, float, int
+        On rung ``'ddp'``, `batch_size` images a step *of each rank*.
     rung : {'cpu', 'gpu', 'dp', 'ddp'}
         ``'dp'`` splits each batch over all GPUs, and is rung ``'cpu'`` where there is none.
         ``'ddp'`` is called by every rank of a process group, with the same arguments: under
         torchrun, or through `torchladder.launching.launch`.
     device : str or torch.device, optional
         Which GPU on rung ``'gpu'``; default the first. The upper rungs choose their own.
-    seed : int
-        Also seeds PyTorch's global generators.
     amp : {None, 'fp16', 'bf16'}
         Automatic mixed precision; with fp16 the gradients are scaled.
-    workers : int
-        Processes that load data beside this one.
-    on_device : bool
-        Keep the whole set on the device rather than copying batches to it.
-    channels_last : bool
-        Memory layout that convolutions on recent GPUs are fastest with.
-    compile : bool
-        ``model.compile()``; the first steps then take long.
-    ddp_options : dict, optional
-        Passed to `DistributedDataParallel`, ``find_unused_parameters`` and the like.
+    workers, on_device : int, bool
+        Load data in so many processes, or keep the whole set on the device.
+    channels_last, compile, ddp_options : bool, bool, dict
+        The memory layout that convolutions on recent GPUs are fastest with; ``model.compile()``;
+        what `DistributedDataParallel` is given, such as ``find_unused_parameters``.
     progress : bool
-        A bar on stderr if the run takes over two seconds (never under ``TQDM_DISABLE=1``), on
-        rank 0 only.
-    checkpoint_dir : path, optional
-        Save there after every epoch; the best by test accuracy is ``best.pt``.
-    checkpoint_every : int, optional
-        Save every so many steps, too.
+        A bar on stderr if it takes over two seconds, on rank 0 only.
+    checkpoint_dir, checkpoint_every : path, int, optional
+        Save there after every epoch (the best by test accuracy is ``best.pt``), and every so
+        many steps.
     resume : {'auto', 'never'} or path
         ``'auto'``: go on from the newest whole checkpoint in `checkpoint_dir`, if there is one.
-        On the CPU the end is then, bit for bit, that of a run without a break; only random
-        transforms drawn in `workers` begin anew.
 
     Returns
     -------
     History
-        The same on every rank but for seconds and memory: metrics are summed over the ranks.
+        The same on every rank but for seconds and memory.
 
     Raises
     ------
-    ValueError
-        For an unknown rung, device or precision, fewer than one epoch, or an empty set, or if the
-        checkpoint is of another run.
+    ValueError, OSError
+        For a setting that cannot work or a checkpoint of another run, before anything is trained.
     """
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs}: train for at least one.")
-    if lr <= 0:
-        raise ValueError(f"lr={lr}: the learning rate is above 0.")
-    if amp not in AMP_DTYPES:
-        raise ValueError(f"amp={amp!r}: choose None, 'fp16' or 'bf16'.")
-    if rung == "dp" and amp == "bf16":
-        # parallel_apply hands on to its threads that autocast is on, but not its dtype.
-        raise ValueError("amp='bf16': DataParallel would compute in fp16 instead; choose 'fp16'.")
     device = device_of(rung, device)
-    if on_device and workers:
-        raise ValueError(f"workers={workers}: nothing to load when on_device=True keeps the data.")
+    _check_settings(data, epochs, batch_size, lr, rung, seed, amp, workers, on_device)
+    rank, ranks = _check_checkpoints(checkpoint_dir, checkpoint_every, resume, rung)
+    torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
+    split = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": ranks}
+    batches = _batches(data, device, on_device, workers, split)
+    wrapped = _prepared(model, rung, device, channels_last, compile, ddp_options or {})
+    settings = {
+        **{"data": str(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp},
+        "batch_size x ranks": batch_size * ranks,
+    }
+    run = _new_run(model, wrapped, settings, steps=epochs * len(batches["train"]), ranks=ranks)
+    if checkpoint_dir is not None:
+        _go_on(run, checkpoint_dir if resume in ("auto", "never") else resume, rank)
+    _train_epochs(run, batches, checkpoint_dir, checkpoint_every, progress and rank == 0)
+    return run.history
 
-    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()} if rung == "ddp" else {}
-    torch.manual_seed(seed + ranks.get("rank", 0))  # or dropout would drop the same on every rank
-    options = {"batch_size": batch_size, "seed": seed, **ranks}
-    if on_device:
-        batches = {s: DeviceBatches(data, s, device=device, **options) for s in SPLITS}
-    else:
-        options |= {"workers": workers, "pin_memory": device.type == "cuda"}
-        batches = {s: loader(data, s, **options) for s in SPLITS}
-    model.to(device)
-    if channels_last:
-        model.to(memory_format=torch.channels_last)
-    if compile:
-        model.compile()
-    wrapped = wrap(model, rung, device, **(ddp_options or {}))
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
-    steps = epochs * len(batches["train"])
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    # Without scaling, gradients below 6e-8 become 0 in float16 (bfloat16 has float32's range).
-    scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
 
-    across_ranks = rung == "ddp"
-    run = Run(
-        checkpoint_dir,
-        {"model": wrapped, "optimizer": optimizer, "schedule": schedule, "scaler": scaler},
-        totals=torch.zeros(3, device=device),
-        start=resume,
-        every=checkpoint_every,
-        run={
-            **{"data": str(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp},
-            "batch_size x ranks": batch_size * ranks.get("world_size", 1),
-        },
-    )
-    history = History(Epoch(**epoch) for epoch in run.history)
-    hidden = {} if progress and not ranks.get("rank") else {"disable": True}
-    bar_options = {"total": steps, "initial": run.step, "unit": "batch", "delay": 2, **hidden}
-    with tqdm(desc="training", **bar_options) as bar:
+@dataclass
+class Run:
+    """What learns in a training run, and how far it is."""
+
+    model: nn.Module
+    wrapped: nn.Module  # `model` as its rung trains it
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    scaler: torch.amp.GradScaler
+    totals: Tensor  # three sums over the unfinished epoch: loss, correct answers, images
+    settings: dict[str, Any]  # what must be the same when the run is resumed
+    ranks: int
+    history: History = field(default_factory=History)
+    epoch: int = 0  # epochs done
+    batch: int = 0  # batches done of the unfinished epoch
+    step: int = 0  # steps done in all epochs
+    seconds: float = 0.0  # training seconds spent in the unfinished epoch, saving excluded
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """By their names in a checkpoint."""
+        others = {name: getattr(self, name) for name in ("optimizer", "schedule", "scaler")}
+        return {"model": self.wrapped, **others}
+
+    def end_epoch(self, trained: Metrics, tested: Metrics) -> None:
+        """Add the epoch to the history, and be at the beginning of the next one."""
+        rate, memory = trained.count / self.seconds, peak_memory(self.totals.device)
+        results = (trained.loss, trained.accuracy, tested.loss, tested.accuracy)
+        self.history.append(Epoch(self.epoch + 1, *results, self.seconds, rate, memory))
+        self.epoch, self.batch, self.seconds = self.epoch + 1, 0, 0.0
+        self.totals.zero_()
+
+
+def _train_epochs(
+    run: Run,
+    batches: dict[str, DataLoader | DeviceBatches],
+    folder: str | os.PathLike | None,
+    every: int | None,
+    show_bar: bool,
+) -> None:
+    """Train and evaluate from where `run` is to its last epoch, and save to `folder`."""
+    epochs, amp, across_ranks = run.settings["epochs"], run.settings["amp"], run.ranks > 1
+    step = partial(_train_step, run.wrapped, run.optimizer, run.schedule, run.scaler)
+    sums, precision = run.totals.unbind(), _autocast(run.totals.device, amp)
+    train_batches, steps = batches["train"], len(batches["train"])
+    options = {"unit": "batch", "delay": 2} if show_bar else {"disable": True}
+    with tqdm(desc="training", total=epochs * steps, initial=run.step, **options) as bar:
         for epoch in range(run.epoch, epochs):
-            batches["train"].sampler.set_epoch(epoch, start=run.batch * batch_size)
-            reset_peak_memory(device)
+            done = run.batch * train_batches.batch_size  # of this epoch, before a break
+            train_batches.sampler.set_epoch(epoch, start=done)
+            reset_peak_memory(run.totals.device)
             start = perf_counter()
-            trained = train_epoch(
-                wrapped,
-                run.watch(batches["train"]),
-                optimizer,
-                schedule,
-                scaler=scaler,
-                amp=amp,
-                bar=bar,
-                across_ranks=across_ranks,
-                totals=run.totals,
-            )
-            seconds = perf_counter() - start + run.seconds
-            tested = evaluate(model, batches["test"], amp=amp, across_ranks=across_ranks)
-            history.append(
-                Epoch(
-                    epoch + 1,
-                    trained.loss,
-                    trained.accuracy,
-                    tested.loss,
-                    tested.accuracy,
-                    seconds,
-                    trained.count / seconds,
-                    peak_memory(device),
-                )
-            )
-            run.end_epoch(history[-1])
+            run.wrapped.train()
+            for images, labels in train_batches:
+                step(images, labels, precision, sums)
+                bar.update()
+                run.batch, run.step = run.batch + 1, run.step + 1
+                if every and run.step % every == 0 and run.batch < steps:
+                    run.seconds += perf_counter() - start
+                    _save(run, folder)
+                    start = perf_counter()
+            trained = metrics_of(run.totals, across_ranks=across_ranks)
+            run.seconds += perf_counter() - start
+            tested = evaluate(run.model, batches["test"], amp=amp, across_ranks=across_ranks)
+            best = tested.accuracy > max((e.test_accuracy for e in run.history), default=-1)
+            run.end_epoch(trained, tested)
+            if folder is not None:
+                _save(run, folder, best=best)
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
-    return history
+
+
+def _train_step(model, optimizer, schedule, scaler, images, labels, precision, sums) -> None:
+    """Learn from one batch, and add it to the `sums`, as `add_batch` does."""
+    images, labels = to_device(images, sums[0].device), to_device(labels, sums[0].device)
+    with precision:
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if schedule is not None:
+        schedule.step()
+    # Summed on the device: .item() here would make the CPU wait for the GPU at every step.
+    add_batch(sums, logits, labels, loss)
 
 
 def train_epoch(
@@ -249,37 +259,19 @@ def train_epoch(
     *,
     scaler: torch.amp.GradScaler | None = None,
     amp: str | None = None,
-    bar: tqdm | None = None,
     across_ranks: bool = False,
-    totals: Tensor | None = None,
 ) -> Metrics:
     """One pass over `batches`, a step of `optimizer` (and `schedule`) a batch.
 
     The metrics are those of the model as it was at each step, averaged by image; of all ranks'
-    images if `across_ranks`, in which case every rank has to call this. They are added to
-    `totals`, if given: sums over the batches of the epoch that were before these.
+    images if `across_ranks`, in which case every rank has to call this.
     """
-    device = device_of_model(model)
-    scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
-    totals = torch.zeros(3, device=device) if totals is None else totals
-    sums = totals.unbind()
-    precision = torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None)
+    totals = torch.zeros(3, device=device_of_model(model))
+    scaler = scaler or torch.amp.GradScaler(totals.device.type, enabled=False)
+    sums, precision = totals.unbind(), _autocast(totals.device, amp)
     model.train()
     for images, labels in batches:
-        images, labels = to_device(images, device), to_device(labels, device)
-        with precision:
-            logits = model(images)
-            loss = F.cross_entropy(logits, labels)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if schedule is not None:
-            schedule.step()
-        # Summed on the device: .item() here would make the CPU wait for the GPU at every step.
-        add_batch(sums, logits, labels, loss)
-        if bar is not None:
-            bar.update()
+        _train_step(model, optimizer, schedule, scaler, images, labels, precision, sums)
     return metrics_of(totals, across_ranks=across_ranks)
 
 
@@ -298,8 +290,7 @@ def evaluate(
     """
     device = device_of_model(model)
     totals = torch.zeros(3, device=device)
-    sums = totals.unbind()
-    precision = torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None)
+    sums, precision = totals.unbind(), _autocast(device, amp)
     with evaluation_mode(model), torch.inference_mode():
         for images, labels in batches:
             images, labels = to_device(images, device), to_device(labels, device)
@@ -332,6 +323,10 @@ def metrics_of(totals: Tensor, *, across_ranks: bool = False) -> Metrics:
     if not count:
         raise ValueError("No batches: there is nothing to train on or evaluate.")
     return Metrics(loss / count, correct / count, int(count))
+
+
+def _autocast(device: torch.device, amp: str | None) -> torch.autocast:
+    return torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -387,3 +382,117 @@ def wrap(model: nn.Module, rung: str, device: torch.device, **ddp_options: objec
         options = {"gradient_as_bucket_view": True} | ddp_options
         return DistributedDataParallel(model, device_ids=ids, **options)
     return model
+
+
+# --- what comes before the loop -----------------------------------------------------------------
+
+
+def _check_settings(data, epochs, batch_size, lr, rung, seed, amp, workers, on_device) -> None:
+    """Raise a ValueError for a setting of `train` that cannot work."""
+    images, cores = len(data.train_images), os.cpu_count()
+    for wrong, message in [
+        (epochs < 1, f"epochs={epochs}: train for at least one."),
+        (batch_size < 1, f"batch_size={batch_size}: a batch holds at least one image."),
+        (batch_size > images, f"batch_size={batch_size}: there are {images:,} training images."),
+        (not 0 < lr < math.inf, f"lr={lr}: the learning rate is above 0 and finite."),
+        (not -(2**63) <= seed < 2**63, f"seed={seed}: choose a whole number of up to 18 digits."),
+        (workers < 0, f"workers={workers}: give 0 (load in this process) or more."),
+        (workers > 16 * cores, f"workers={workers}: far too many for {cores} cores; try {cores}."),
+        (on_device and workers, f"workers={workers}: nothing to load when on_device=True."),
+        (amp not in AMP_DTYPES, f"amp={amp!r}: choose None, 'fp16' or 'bf16'."),
+    ]:
+        if wrong:
+            raise ValueError(message)
+    if rung == "dp" and amp == "bf16":
+        # parallel_apply hands on to its threads that autocast is on, but not its dtype.
+        raise ValueError("amp='bf16': DataParallel would compute in fp16 instead; choose 'fp16'.")
+
+
+def _check_checkpoints(
+    folder: str | os.PathLike | None, every: int | None, start: str | os.PathLike, rung: str
+) -> tuple[int, int]:
+    """Make `folder` and see that it can be used; this process's rank and the number of ranks."""
+
+    def check() -> None:
+        named = start not in ("auto", "never")
+        if named and not Path(start).is_file():
+            raise FileNotFoundError(f"resume={str(start)!r}: choose 'auto', 'never' or a file.")
+        if every is not None and every < 1:
+            raise ValueError(f"checkpoint_every={every}: save every so many steps, at least 1.")
+        if folder is None:
+            if named or every is not None:
+                raise ValueError("checkpoint_dir=None: name the folder of the checkpoints.")
+            return
+        if Path(folder).is_file():
+            raise NotADirectoryError(f"checkpoint_dir={str(folder)!r} is a file: name a folder.")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} cannot be written: name another folder.")
+        if start == "never" and (files := resuming.checkpoints_in(folder)):
+            raise ValueError(
+                f"{folder} holds {files[-1].name} of an earlier run: name an empty folder for a "
+                "new run, or go on with resume='auto'."
+            )
+
+    rank, ranks = resuming.meet("train", no_dist=rung != "ddp")
+    resuming.on_first_rank(check, rank, ranks)
+    return rank, ranks
+
+
+def _batches(data, device, on_device, workers, options) -> dict[str, DataLoader | DeviceBatches]:
+    if on_device:
+        return {split: DeviceBatches(data, split, device=device, **options) for split in SPLITS}
+    more = {"workers": workers, "pin_memory": device.type == "cuda"}
+    return {split: loader(data, split, **options, **more) for split in SPLITS}
+
+
+def _prepared(model, rung, device, channels_last, compile, ddp_options) -> nn.Module:
+    model.to(device)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)
+    if compile:
+        model.compile()
+    return wrap(model, rung, device, **ddp_options)
+
+
+def _new_run(model, wrapped, settings, steps, ranks) -> Run:
+    lr, fp16 = settings["lr"], settings["amp"] == "fp16"
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    totals = torch.zeros(3, device=device_of_model(model))
+    # Without scaling, gradients below 6e-8 become 0 in float16 (bfloat16 has float32's range).
+    scaler = torch.amp.GradScaler(totals.device.type, enabled=fp16)
+    return Run(model, wrapped, optimizer, schedule, scaler, totals, settings, ranks)
+
+
+# --- stopping and going on ----------------------------------------------------------------------
+
+
+def _save(run: Run, folder: str | os.PathLike, *, best: bool = False) -> None:
+    """Write a checkpoint of `run`, which `_go_on` takes up; every rank calls this."""
+    position = {name: getattr(run, name) for name in ("epoch", "batch", "step", "seconds")}
+    resuming.save_checkpoint(
+        folder,
+        run.parts,
+        run=run.settings,
+        of_each_rank={"totals": run.totals.tolist()},
+        best=best,
+        no_dist=run.ranks == 1,
+        history=[vars(epoch) for epoch in run.history],
+        **position,
+    )
+
+
+def _go_on(run: Run, source: str | os.PathLike, rank: int) -> None:
+    """Put `run` where the newest checkpoint in `source` was saved, if there is one."""
+    saved = resuming.resume(source, run.parts, run=run.settings, no_dist=run.ranks == 1)
+    if saved is None:
+        return
+    for name in ("epoch", "batch", "step", "seconds"):
+        setattr(run, name, saved[name])
+    run.history.extend(Epoch(**epoch) for epoch in saved["history"])
+    totals = torch.tensor(saved["totals"])  # a row for each rank
+    if len(totals) != run.ranks:  # all ranks' sums are added in the end: rank 0 takes them all
+        totals = totals.sum(0, keepdim=True)
+    if rank < len(totals):
+        run.totals.copy_(totals[rank])

@@ -330,7 +330,7 @@ def lightning_checkpoint(folder):
 
 @good(at="model")
 def written_by_save_checkpoint(folder):
-    from torchladder.checkpoints.saving import save_checkpoint
+    from torchladder.resuming import save_checkpoint
 
     model = net()
     parts = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}

@@ -1,0 +1,486 @@
+"""Save a training run so that no crash costs the last good file, and go on from it.
+
+A checkpoint is one dict in one file, such as ``step_00000431.pt``, that ``torch.load`` opens with
+``weights_only=True``. It holds the state dict of each part (model, optimizer, ...) on the CPU, the
+model's under its names when unwrapped, so that every rung can load it; ``epoch``, ``batch`` and
+``step``: how many are done, which with the seed is the sampler's position; ``rng``: the states of
+each rank's random generators; ``run``: the settings that must stay; ``classes`` of the parts;
+``versions``; and what else the caller gives.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import platform
+import random
+import re
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torchladder import __version__
+from torchladder.models import unwrapped
+from torchladder.writing import atomic_file
+
+OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
+NOTE_AFTER, GIVE_UP_AFTER = 30, 600  # seconds that a rank waits for the others
+
+
+# --- saving -------------------------------------------------------------------------------------
+
+
+def save_checkpoint(
+    folder: str | os.PathLike,
+    parts: Mapping[str, Any],
+    *,
+    step: int,
+    epoch: int = 0,
+    batch: int = 0,
+    run: Mapping[str, Any] | None = None,
+    of_each_rank: Mapping[str, Any] | None = None,
+    keep: int = 3,
+    best: bool = False,
+    no_dist: bool = False,
+    **more: Any,
+) -> Path:
+    """Write a checkpoint to ``folder/step_<step>.pt``, atomically; the path of the file.
+
+    All ranks of a process group call this together. Rank 0 writes while the others wait, and if
+    it fails, it fails on all of them.
+
+    Parameters
+    ----------
+    folder : path
+        Is made if it is not there.
+    parts : dict
+        By name, all that learns or counts: the model (wrapped or not), optimizer, schedule,
+        scaler; anything with ``state_dict()`` and ``load_state_dict()``.
+    step, epoch, batch : int
+        How many are done: steps in all, epochs, and batches of the next epoch.
+    run : dict, optional
+        Settings that must be the same when the run is resumed.
+    of_each_rank : dict, optional
+        What each rank has for itself; the file holds a list by rank under each key.
+    keep : int
+        How many files stay; older ones go once this one is safely on the disk.
+    best : bool
+        Write ``best.pt``, too.
+    no_dist : bool
+        This process saves for itself alone, whatever process group it is in.
+    **more
+        Numbers, strings, tensors, lists and dicts to find in the file again.
+
+    Raises
+    ------
+    OSError
+        If the disk is full, or not all ranks call this within ten minutes. Files stay as they were.
+    ValueError
+        If two things have one name, a tensor is sharded, or ``weights_only=True`` would not load
+        what was given.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> parts = {"model": nn.DataParallel(nn.Linear(2, 1))}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_checkpoint(folder, parts, step=7, epoch=1, note="the first epoch")
+    ...     print(path.name, list(torch.load(path)["model"]))
+    step_00000007.pt ['weight', 'bias']
+    """
+    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
+    path = Path(folder, f"step_{step:08d}.pt")
+    rank, ranks = meet(f"save_checkpoint to {path}", no_dist)
+    by_rank = [{"rng": rng_state(), **(of_each_rank or {})}] * ranks
+    if ranks > 1:
+        dist.all_gather_object(by_rank, by_rank[rank])
+
+    def write() -> None:
+        inner = {name: unwrapped(part) for name, part in parts.items()}
+        checkpoint = {
+            **{name: _on_cpu(part.state_dict()) for name, part in inner.items()},
+            **{"epoch": epoch, "batch": batch, "step": step},
+            **{key: [of_rank[key] for of_rank in by_rank] for key in by_rank[0]},
+            "run": dict(run or {}),
+            "classes": {name: type(part).__name__ for name, part in inner.items()},
+            "versions": versions(),
+            **_on_cpu(more),
+        }
+        _write_files(checkpoint, path, keep, best)
+
+    on_first_rank(write, rank, ranks)
+    return path
+
+
+def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
+    """The files that `save_checkpoint` wrote to `folder`, the newest last; not ``best.pt``."""
+    files = Path(folder).glob("step_*.pt")
+    return sorted((p for p in files if re.fullmatch(r"step_\d{8,}\.pt", p.name)), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
+
+
+def _check_arguments(keep: int, step: int, names: list[str]) -> None:
+    """Raise a ValueError before anything is written."""
+    if keep < 1:
+        raise ValueError(f"keep={keep}: at least the newest checkpoint stays.")
+    if step < 0:
+        raise ValueError(f"step={step}: steps are counted from 0.")
+    # Of two things under one name, the second would replace the first in the file.
+    if taken := sorted({n for n in names if names.count(n) > 1 or n in OWN_NAMES}):
+        raise ValueError(
+            f"Two things would be called {' and '.join(map(repr, taken))} in the checkpoint; not "
+            f"saved. Give each a name of its own; taken are {', '.join(OWN_NAMES)}."
+        )
+
+
+def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The best first: killed in between, the run goes on from before and finds it once more.
+        for target in [path.with_name("best.pt"), path] if best else [path]:
+            with atomic_file(target) as temporary:
+                _write(checkpoint, temporary)
+    except OSError as error:
+        what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
+        raise type(error)(error.errno, what, str(path)) from error
+    # Files of later steps are damaged, or of an attempt given up: not ours to remove.
+    ours = [p for p in checkpoints_in(path.parent) if _step_of(p) <= checkpoint["step"]]
+    for old in ours[:-keep]:
+        old.unlink(missing_ok=True)
+
+
+def _write(checkpoint: dict[str, Any], path: Path) -> None:
+    try:
+        with open(path, "wb") as file, _checksums():
+            torch.save(checkpoint, file)
+        torch.load(path, weights_only=True, mmap=True)  # reads the structure, not the tensors
+    except Exception as error:
+        if isinstance(error, OSError) or not (found := _refused(checkpoint, "checkpoint")):
+            raise
+        where, kind = found
+        raise ValueError(
+            f"{where} is of type {kind}, which would not load with weights_only=True; not saved. "
+            "Numbers, strings, tensors, and lists and dicts of them do load."
+        ) from error
+
+
+@contextmanager
+def _checksums() -> Iterator[None]:
+    """Let ``torch.save`` write checksums, even if it has been told not to."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+def _refused(value: Any, where: str) -> tuple[str, str] | None:
+    """The first thing in `value` that would not load: its place, as in Python, and its type."""
+    if type(value) in (Tensor, str, int, float, bool):
+        return None
+    inside = value.items() if isinstance(value, dict) else ()
+    inside = enumerate(value) if isinstance(value, list | tuple | set) else inside
+    for key, item in inside:
+        if found := _refused(item, f"{where}[{key!r}]"):
+            return found
+    try:
+        file = io.BytesIO()
+        torch.save(value, file)
+        torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
+    except Exception:
+        return where, f"{type(value).__module__}.{type(value).__qualname__}"
+    return None
+
+
+def _on_cpu(state: Any) -> Any:
+    """`state` with every tensor on the CPU, so that it loads where there is no GPU."""
+    if hasattr(state, "device_mesh"):
+        raise ValueError(
+            "A tensor is sharded (a DTensor), and rank 0 has only its own piece; not saved. "
+            "torch.distributed.checkpoint saves all pieces."
+        )
+    if isinstance(state, Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        moved = copy.copy(state)  # keeps a state dict's _metadata
+        moved.update({key: _on_cpu(value) for key, value in state.items()})
+        return moved
+    if type(state) in (list, tuple):
+        return type(state)(_on_cpu(value) for value in state)
+    return state
+
+
+# --- going on -----------------------------------------------------------------------------------
+
+
+def resume(
+    source: str | os.PathLike,
+    parts: Mapping[str, Any],
+    *,
+    run: Mapping[str, Any] | None = None,
+    no_dist: bool = False,
+) -> dict[str, Any] | None:
+    """Load the newest whole checkpoint into `parts`, and set this rank's random generators.
+
+    Rank 0 says on stderr what was loaded, what is damaged and what has changed since. Call it
+    last, when nothing more is to be drawn at random before the next step.
+
+    Parameters
+    ----------
+    source : path
+        A folder that `save_checkpoint` wrote to, or one file. Every rank has to see it.
+    parts, run, no_dist
+        As for `save_checkpoint`.
+
+    Returns
+    -------
+    dict or None
+        The checkpoint; None if there is none in the folder, or no folder yet.
+
+    Raises
+    ------
+    OSError
+        If a file is named that is not there, or one cannot be read.
+    ValueError
+        If it is of another model or another run, or every file is damaged.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> parts = {"model": nn.Linear(2, 1)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(resume(folder, parts))  # nothing there: the first start
+    ...     _ = save_checkpoint(folder, parts, step=7)
+    ...     print(resume(folder, parts)["step"])
+    None
+    7
+    """
+    rank, ranks = meet(f"resume from {source}", no_dist)
+    path = on_first_rank(lambda: _newest_whole(Path(source)), rank, ranks)
+    if path is None:
+        return None
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    _check_agreement(path.name, checkpoint, parts, run or {})
+    for name, part in parts.items():
+        unwrapped(part).load_state_dict(checkpoint[name])
+    set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
+    if rank == 0:
+        print(_message(path.name, checkpoint, ranks), file=sys.stderr, flush=True)
+    return checkpoint
+
+
+def _newest_whole(source: Path) -> Path | None:
+    """The newest file of `source` that loads; those that do not are named on stderr."""
+    one_file = source.is_file() or (source.suffix == ".pt" and not source.is_dir())
+    files = [source] if one_file else checkpoints_in(source)
+    for path in reversed(files):
+        wrong = checksum_error(path)
+        try:
+            if not wrong:
+                # Mapped, so that all but the tensors is read.
+                torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                return path
+        except Exception as error:  # a damaged file can make it raise anything
+            wrong = _first_line(error)
+        before = ": trying the one before" if path != files[0] else ""
+        print(f"{path.name} is damaged ({wrong}) and left as it is{before}", file=sys.stderr)
+    if files:
+        raise ValueError(f"No checkpoint in {source} is whole: take one from a backup.")
+    return None
+
+
+def checksum_error(path: str | os.PathLike) -> str | None:
+    """What in a file of `save_checkpoint` differs from its checksum; None if nothing does.
+
+    The file is a zip archive with a checksum (CRC-32) for each tensor, which ``torch.load`` does
+    not look at: zeros in the middle, as a power failure may leave, load without a word.
+
+    Raises
+    ------
+    OSError
+        If the file is not there or cannot be opened.
+    """
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                # All 0 if written under torch.serialization.set_crc32_options(False).
+                checked = any(entry.CRC for entry in archive.infolist())
+                wrong = archive.testzip() if checked else None
+        except Exception as error:  # as above
+            return _first_line(error)
+    return wrong and f"the checksum of {wrong} is not that of its content"
+
+
+def _first_line(error: Exception) -> str:
+    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()  # torch's may be coloured
+    return lines[0] if lines else type(error).__name__
+
+
+def _check_agreement(
+    name: str, checkpoint: Any, parts: Mapping[str, Any], run: Mapping[str, Any]
+) -> None:
+    """Raise a ValueError with both values wherever the file and the program differ."""
+    if not (isinstance(checkpoint, dict) and checkpoint.keys() >= set(OWN_NAMES)):
+        raise ValueError(f"{name} holds no training run; load_into takes the weights of any file.")
+    inner = {key: unwrapped(part) for key, part in parts.items()}
+    models = {key: part.state_dict() for key, part in inner.items() if isinstance(part, nn.Module)}
+    classes = {key: type(part).__name__ for key, part in inner.items()}
+    then = {key: checkpoint["run"].get(key, "not there") for key in run}
+    then |= _shapes_and_classes(checkpoint, checkpoint["classes"], models)
+    now = {**run, **_shapes_and_classes(models, classes, models)}
+    differences = [
+        f"{key} was {then.get(key, 'not there')}, now {now.get(key, 'not there')}"
+        for key in {**then, **now}
+        if then.get(key) != now.get(key)
+    ]
+    if differences:
+        rest = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise ValueError(
+            f"{name} is of another run: {'; '.join(differences[:3])}{rest}. Go on with what it was "
+            "saved with, or start anew in another folder; load_into takes over weights alone."
+        )
+
+
+def _shapes_and_classes(
+    states: Mapping[str, Any], classes: Mapping[str, str], models: Iterable[str]
+) -> dict[str, str]:
+    """Shape and type of each of the models' tensors, and the classes of the other parts."""
+    described = {key: kind for key, kind in classes.items() if key not in models}
+    for key in models:
+        for name, value in states.get(key, {}).items():
+            if isinstance(value, Tensor):
+                kind = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+                described[f"{key}'s {name}"] = kind
+    return described
+
+
+def _message(name: str, checkpoint: Mapping[str, Any], ranks: int) -> str:
+    """Where the run goes on, and what is no longer as it was."""
+    epoch, batch = checkpoint["epoch"], checkpoint["batch"]
+    where = f"in epoch {epoch + 1}" if batch else f"after epoch {epoch}"
+    text = f"resumed from {name} {where}, step {checkpoint['step']:,}"
+    then = checkpoint["versions"] | {"ranks": len(checkpoint["rng"])}
+    now = versions() | {"ranks": ranks}
+    if changes := [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]:
+        text += f"; changed: {', '.join(changes)}, so the numbers are not those of an unbroken run"
+    if then["ranks"] != ranks:
+        text += " (each step reads the same images, dropout draws anew)"
+    return text
+
+
+# --- what must not change, and what must be put back --------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """The versions of what decides the numbers that a run computes."""
+    return {
+        "torch": str(torch.__version__),  # of a class that weights_only would refuse
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "torchladder": __version__,
+    }
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of this process's random generators, as plain values and tensors."""
+    name, keys, *position = np.random.get_state()  # noqa: NPY002 - that of np.random.rand
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *position),  # weights_only would refuse an array
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Put this process's random generators where `rng_state` found them."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002 - that of np.random.rand
+    for i, of_gpu in enumerate(state.get("cuda", ())[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(of_gpu, i)
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+
+def meet(call: str, no_dist: bool = False) -> tuple[int, int]:
+    """This process's rank and the number of ranks, once all of them have made the same `call`.
+
+    0 and 1 without a process group. The ranks meet in the group's store, not in a collective: if
+    rank 0 alone saves (``if rank == 0: save_checkpoint(...)``), the others are in a collective of
+    the training by then, and the two would be taken for one.
+
+    Raises
+    ------
+    TimeoutError, ValueError
+        With the ranks that did not come, or the calls that differ.
+    """
+    if no_dist or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return 0, 1
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    count = store.add(f"torchladder/meetings of rank {rank}", 1)
+    keys = [f"torchladder/meeting {count} of rank {r}" for r in range(ranks)]
+    store.set(keys[rank], call)
+    rule = (
+        "All ranks of a process group call it, and rank 0 writes; for one rank by itself, "
+        "save_checkpoint and resume take no_dist=True."
+    )
+    start, note_after = time.monotonic(), NOTE_AFTER
+    while not store.check(keys):
+        waited = time.monotonic() - start
+        if waited > note_after:
+            late = ", ".join(str(r) for r in range(ranks) if not store.check([keys[r]]))
+            note = f"{call}: rank {rank} has waited {waited:.0f} s for rank {late}. {rule}"
+            if waited > GIVE_UP_AFTER:
+                raise TimeoutError(note)
+            print(note, file=sys.stderr, flush=True)
+            note_after = GIVE_UP_AFTER
+        time.sleep(min(0.1, waited / 10))
+    calls = {store.get(key).decode() for key in keys}
+    if count > 1:  # all ranks are past the meeting before: nobody looks at it any more
+        store.delete_key(f"torchladder/meeting {count - 1} of rank {rank}")
+    if len(calls) > 1:
+        raise ValueError(f"The ranks differ: {'; '.join(sorted(calls))}. {rule}")
+    return rank, ranks
+
+
+def on_first_rank(work: Callable[[], Any], rank: int, ranks: int) -> Any:
+    """What `work` returns on rank 0, the only one to call it; its failure raises on every rank.
+
+    Were it to raise on rank 0 alone, the others would wait for it in their next collective.
+    """
+    if ranks == 1:
+        return work()
+    result, failure = None, None
+    if rank == 0:
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+            if type(error).__module__ != "builtins":  # then it may not survive the journey
+                failure = RuntimeError(f"{type(error).__name__}: {error}")
+                failure.__cause__ = error
+    outcome = [result, failure]
+    dist.broadcast_object_list(outcome)  # the others wait here until rank 0 is done
+    result, failure = outcome
+    if failure is not None:
+        raise failure
+    return result
