@@ -756,7 +756,7 @@ def clash_after_stripping(folder):
     return saved(folder, state | {f"_orig_mod.{k}": v for k, v in state.items()})
 
 
-@bad("no state dict in it, but one tensor", inspectable=True)
+@bad("no state dict in it, but tensor", inspectable=True)
 def one_tensor(folder):
     return saved(folder, torch.ones(3))
 

@@ -177,13 +177,8 @@ def _weights(
     checkpoint: Checkpoint, key: str | None, trust: bool
 ) -> tuple[str, dict[str, Any], dict[str, str]]:
     """Where the weights are, the weights, and what else there is."""
-    where, weights = choose(checkpoint.tree, checkpoint.path, key)
+    where, weights = choose(checkpoint.tree, checkpoint.path, key, whole_models=trust)
     if is_model(weights):
-        if not trust:
-            raise CheckpointError(
-                f"{checkpoint.path}: a whole model of class {weights.name}, which loads by running "
-                "code of the file. If you trust whoever made it: trust=True (--trust)."
-            )
         checkpoint.verify()
         weights = run_model(checkpoint, where)
     kept, rest = split(weights, checkpoint.path)

@@ -150,7 +150,7 @@ def inspect_checkpoint(
     checkpoint = open_checkpoint(path)
     note = ""
     try:
-        where, weights = choose(checkpoint.tree, checkpoint.path)
+        where, weights = choose(checkpoint.tree, checkpoint.path, whole_models=True)
     except CheckpointError as error:
         where, weights, note = None, {}, str(error)
     model_class = weights.name if is_model(weights) else None

@@ -129,6 +129,13 @@ class Match:
     mismatched_shapes: dict[str, tuple[tuple, tuple]]  # the file's and the model's, by its key
     collision: str = ""  # two keys that would be one without their prefix, which stayed for that
 
+    def forget(self, key: str) -> None:
+        """Leave a key of the model as it is."""
+        self.names.pop(key, None)
+        self.mismatched_shapes.pop(key, None)
+        if key in self.missing_keys:
+            self.missing_keys.remove(key)
+
     def problems(self) -> list[str]:
         """A phrase for each kind of trouble, with the first keys by name."""
         found = []

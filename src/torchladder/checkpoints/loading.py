@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchladder.checkpoints.keys import (
     COUNTER,
@@ -19,9 +17,9 @@ from torchladder.checkpoints.keys import (
     match,
     strip_leading_wrappers,
 )
-from torchladder.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
+from torchladder.checkpoints.reading import CheckpointError, open_checkpoint
 from torchladder.checkpoints.reports import counted, report
-from torchladder.checkpoints.state_dicts import choose, is_model, split
+from torchladder.checkpoints.state_dicts import choose, split
 from torchladder.models import unwrapped
 
 WAY_OUT = "Name new parts in reinit= and old ones in skip=; strict=False loads what fits."
@@ -58,7 +56,7 @@ def load_into(
     *,
     strict: bool = True,
     skip: Iterable[str] = (),
-    reinit: Iterable[str] | Mapping[str, Callable[[Tensor], Any]] = (),
+    reinit: Iterable[str] = (),
     key: str | None = None,
 ) -> LoadReport:
     """Load weights by name, whatever wraps the model here or wrapped it when it was saved.
@@ -73,12 +71,9 @@ def load_into(
     strict : bool
         Whether every key must find its partner, in the right shape. If not, those that do are
         loaded; if none does, it is an error all the same.
-    skip : sequence of str
-        Names of parameters, buffers or submodules: the model's are left as they are, the
-        source's are not looked at.
-    reinit : sequence of str, or dict
-        Names of the model's to initialise, as for a new head. A sequence calls the submodules'
-        ``reset_parameters()``; a dict says how, by a function of ``torch.nn.init`` for each name.
+    skip, reinit : sequence of str
+        Names of submodules (for `skip`, of parameters and buffers too) that take nothing from the
+        source: they are left as they are, or get new numbers by their ``reset_parameters()``.
     key : str, optional
         Under which dotted key of the source the state dict is, if there are several.
 
@@ -93,39 +88,45 @@ def load_into(
     --------
     A head of 200 classes on a model that was trained, in DataParallel, for 1000:
 
-    >>> from functools import partial
     >>> old = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1000))
     >>> new = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 200))
-    >>> how = {"1.weight": partial(nn.init.normal_, std=0.02), "1.bias": nn.init.zeros_}
-    >>> load_into(new, nn.DataParallel(old).state_dict(), reinit=how)
+    >>> load_into(new, nn.DataParallel(old).state_dict(), skip=["1"])
     loaded      2 keys, 2 of them under another name
-    initialised 2: 1.weight, 1.bias
+    skipped     2: 1.weight, 1.bias
     """
-    plain = unwrapped(model)
-    ours = plain.state_dict()
-    values, checkpoint = _source(source, key)
-    _must_exist([*skip, *reinit], {*ours, *values}, type(plain).__name__)
+    plain, checkpoint = unwrapped(model), None
+    if isinstance(source, str | Path):
+        checkpoint = open_checkpoint(source)
+    where = source if checkpoint else "This state dict"
+    values, _ = split(choose(checkpoint.tree if checkpoint else source, where, key)[1], where)
+    ours, aside = plain.state_dict(), [*skip, *reinit]
+    _must_exist(aside, {*ours, *values}, type(plain).__name__)
     if empty := [k for k, value in ours.items() if getattr(value, "is_meta", False)]:
         raise CheckpointError(
             f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
             "model.to_empty(device=...) first."
         )
-    skipped = [k for k in ours if _is_under(k, skip)]
-    initialised = _initialised(plain, reinit)
-    found = match_model({k: v for k, v in values.items() if not _is_under(k, skip)}, plain)
-    aside = {*skipped, *initialised}
-    found.names = {k: file_key for k, file_key in found.names.items() if k not in aside}
-    found.missing_keys = [k for k in found.missing_keys if k not in aside]
-    found.mismatched_shapes = {k: v for k, v in found.mismatched_shapes.items() if k not in aside}
+    parts = [part for name in reinit for part in _resettable(plain, name)]
+    found = match_model({k: v for k, v in values.items() if not _is_under(k, aside)}, plain)
+    for k in [k for k in ours if _is_under(k, aside)]:
+        found.forget(k)
     if found.problems() and (strict or not found.names):
-        raise misfit(source if checkpoint else "This state dict", plain, found, WAY_OUT)
-    state = {k: values[file_key] for k, file_key in found.names.items()}
+        raise misfit(where, plain, found, WAY_OUT)
     if checkpoint:
         checkpoint.verify((file_key, values[file_key]) for file_key in found.names.values())
-    plain.load_state_dict(state | initialised, strict=False)
-    trouble = found.missing_keys, found.unexpected_keys, found.mismatched_shapes
-    left_out = [k for k in values if k == COUNTER and k not in ours]
-    return LoadReport(found.names, skipped, list(initialised), *trouble, left_out)
+    state = {k: values[file_key] for k, file_key in found.names.items()}
+    plain.load_state_dict(state, strict=False)
+    for part in parts:
+        part.reset_parameters()
+    return LoadReport(
+        names=found.names,
+        skipped=[k for k in ours if _is_under(k, skip)],
+        reinitialised=[k for k in ours if _is_under(k, reinit)],
+        missing_keys=found.missing_keys,
+        unexpected_keys=found.unexpected_keys,
+        mismatched_shapes=found.mismatched_shapes,
+        left_out=[k for k in values if k == COUNTER and k not in ours],
+    )
 
 
 def match_model(values: Mapping[str, Any], model: nn.Module) -> Match:
@@ -148,19 +149,6 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
     )
 
 
-def _source(source: Any, key: str | None) -> tuple[dict[str, Any], Checkpoint | None]:
-    """What of a file or state dict a model can take, and the file."""
-    checkpoint = open_checkpoint(source) if isinstance(source, str | Path) else None
-    where = source if checkpoint else "This state dict"
-    weights = choose(checkpoint.tree if checkpoint else source, where, key)[1]
-    if is_model(weights):
-        raise CheckpointError(
-            f"{where}: a whole model of class {weights.name}. If you trust the file, make a state "
-            "dict of it first: fix_checkpoint(..., trust=True)."
-        )
-    return split(weights, where)[0], checkpoint
-
-
 def _is_under(key: str, names: Iterable[str]) -> bool:
     """Whether `key`, apart from wrappers, is one of `names` or in one of these submodules."""
     parts = drop_segments(key).split(".")
@@ -178,28 +166,15 @@ def _must_exist(names: Iterable[str], keys: Iterable[str], model: str) -> None:
             raise CheckpointError(f"skip or reinit: {model} has no {name!r}{hint}")
 
 
-def _initialised(model: nn.Module, reinit: Any) -> dict[str, Tensor]:
-    """New tensors for the parts of `model` named in `reinit`; the model stays as it is."""
-    state, parameters = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
-    initialised = {}
-    for name in reinit:
-        keys = [k for k in state if _is_under(k, [name])]
-        if isinstance(reinit, Mapping):
-            for k in keys:
-                if k in parameters or k == name:
-                    tensor = torch.empty_like(state[k])
-                    with torch.no_grad():
-                        made = reinit[name](tensor)
-                    initialised[k] = made if isinstance(made, Tensor) else tensor
-            continue
-        part = copy.deepcopy(model.get_submodule(name)) if name not in state else None
-        for module in part.modules() if part is not None else [None]:
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-            elif part is None or next(module.parameters(recurse=False), None) is not None:
-                raise CheckpointError(
-                    f"reinit: {name!r} has no reset_parameters(). Say how it is made: "
-                    f"reinit={{{name!r}: torch.nn.init.zeros_}}."
-                )
-        initialised |= {f"{name}.{k}": tensor for k, tensor in part.state_dict().items()}
-    return initialised
+def _resettable(model: nn.Module, name: str) -> list[nn.Module]:
+    """The modules in the submodule `name` that have parameters of their own."""
+    modules = [
+        module for path, module in model.named_modules() if f"{path}.".startswith(f"{name}.")
+    ]
+    modules = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+    if not modules or not all(hasattr(module, "reset_parameters") for module in modules):
+        raise CheckpointError(
+            f"reinit: {name!r} has no reset_parameters(). Name it in skip=, and give it new "
+            "numbers afterwards, by torch.nn.init."
+        )
+    return modules

@@ -18,8 +18,8 @@ WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "net
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
+TOP, USUAL_NAME, OTHER_NAME, AVERAGE, RANDOM_STATE = range(5)  # the best first
 AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
-TOP, UNDER_A_USUAL_NAME, UNDER_ANOTHER, AVERAGE, RANDOM_STATE = range(5)  # the best first
 
 
 def is_state_dict(value: Any) -> bool:
@@ -61,8 +61,10 @@ def _state_dicts(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[st
                 yield from _state_dicts(value, (*above, key), opened)
 
 
-def choose(tree: Any, path: Any = "it", key: str | None = None) -> tuple[str, Mapping]:
-    """The state dict or whole model that is meant, after the dotted key it is under.
+def choose(
+    tree: Any, path: Any, key: str | None = None, *, whole_models: bool = False
+) -> tuple[str, Mapping]:
+    """The state dict that is meant, after the dotted key it is under; or a whole pickled model.
 
     Raises
     ------
@@ -70,30 +72,38 @@ def choose(tree: Any, path: Any = "it", key: str | None = None) -> tuple[str, Ma
         If there is none, or several and `key` does not name one of them.
     """
     found = state_dicts(tree)
-    if key is not None:
-        if key in found:
-            return key, found[key]
+    best = min(map(_preference, found), default=None)
+    chosen = [name for name in found if _preference(name) == best] if key is None else [key]
+    if not found:
+        raise CheckpointError(f"{path}: no state dict in it, but {describe(tree)}.")
+    if chosen[0] not in found:
         names = (repr(name) if name else "'' (the top level)" for name in found)
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
-    if not found:
-        what = "one tensor" if isinstance(tree, Tensor) else describe(tree)
-        raise CheckpointError(f"{path}: no state dict in it, but {what}.")
-    best = min(map(_preference, found))
-    chosen = [name for name in found if _preference(name) == best]
     if len(chosen) > 1:
         raise CheckpointError(
             f"{path}: several state dicts in it ({some(map(repr, chosen))}). Choose one, such as "
             f"key={chosen[0]!r} (--key {chosen[0]})."
         )
-    return chosen[0], found[chosen[0]]
+    weights = found[chosen[0]]
+    if is_model(weights) and not whole_models:
+        raise CheckpointError(
+            f"{path}: a whole model of class {weights.name}, which loads by running code of the "
+            "file. If you trust whoever made it: fix_checkpoint(..., trust=True), or torchladder "
+            "fix --trust, makes a state dict of it."
+        )
+    return chosen[0], weights
 
 
 def _preference(name: str) -> tuple[int, int]:
     """Lower is more likely what is meant."""
     if not name:
-        return TOP, 0
-    usual = UNDER_A_USUAL_NAME if name.rsplit(".", 1)[-1] in WEIGHTS else UNDER_ANOTHER
-    kind = RANDOM_STATE if "rng" in name else AVERAGE if AVERAGED.search(name) else usual
+        kind = TOP
+    elif "rng" in name:
+        kind = RANDOM_STATE
+    elif AVERAGED.search(name):
+        kind = AVERAGE
+    else:
+        kind = USUAL_NAME if name.rpartition(".")[2] in WEIGHTS else OTHER_NAME
     return kind, name.count(".")
 
 
