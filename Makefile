@@ -12,7 +12,7 @@ HTML := _build/html
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book test site lint unit notebooks refresh record kaggle test-kaggle test-oldest bench venv clean
+.PHONY: help book test quick site lint unit notebooks refresh record kaggle test-kaggle test-oldest bench venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,8 @@ book: site  ## build the site
 	@echo "The book is at $(CURDIR)/$(HTML)/index.html"
 	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
 
+# The tests look at the site that was built just before them.
+test: export TORCHLADDER_SITE := $(HTML)
 test: lint site unit notebooks  ## check the code, the site, and every output of every chapter
 	@echo
 	@echo "All checks passed: ruff, the site without a warning, pytest, nbval on every chapter."
@@ -31,31 +33,37 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# Sphinx warns of a page only when it reads it: after a failure, the next build reads all of them.
 site: venv
-	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
+	$(BIN)/jupyter-book build . -W -n --keep-going --quiet || { rm -rf _build/.doctrees; exit 1; }
 
 # Here and below, two tests at a time with a thread each: threads that wait for a busy core are very slow.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+quick: lint  ## check the code by the tests that take no time; less than a minute
+	$(PYTEST) --dist loadfile -m "not slow"
+
 unit: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=10 --cov --cov-report=term
+	$(PYTEST) --dist loadfile --durations=10 --cov --cov-report=term
 
 notebooks: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL) -q -n 2 --dist loadscope --durations=5 -p no:randomly -p no:cacheprovider notebooks
+	$(PYTEST) $(NBVAL) --dist loadscope --durations=5 -p no:randomly -p no:cacheprovider notebooks
 
 refresh: venv  ## run every chapter and store its outputs
-	$(BIN)/python book/refresh.py
+	$(BIN)/python tools/refresh.py
 
 record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
-	$(BIN)/python book/record.py $(MACHINE)
+	$(BIN)/python tools/record.py $(MACHINE)
 
 kaggle: venv  ## write every chapter as a notebook for Kaggle, and how to push it, to dist/kaggle
-	$(BIN)/python book/kaggle_notebooks.py
-	$(BIN)/python book/kaggle_record.py
+	$(BIN)/python tools/kaggle_notebooks.py
+	$(BIN)/python tools/kaggle_record.py
 
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
 	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt site unit notebooks
 
 test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
-	$(BIN)/python tests/kaggle_stand_in.py
+	$(BIN)/python tools/kaggle_stand_in.py
 
 bench: venv  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py

@@ -23,9 +23,9 @@ def set_up(sha256, carried, **chapter):
         sys.path.insert(0, folder)  # for this notebook, and for the processes it starts:
         os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
         __import__("torchladder").carried = sha256
-    from torchladder import kaggle
+    import kaggle_session
 
-    kaggle.check_session(**chapter)
+    kaggle_session.check_session(**chapter)
 
 
 set_up(sha256="", carried="")

@@ -1,9 +1,10 @@
-"""``book/record.py`` keeps what chapters do on a machine, and the site shows it.
+"""``tools/record.py`` keeps what chapters do on a machine, and the site shows it.
 
 A repository of two small chapters is recorded by the kernel that goes to Kaggle, which runs here
 as it would there, and is then built as a site.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -11,15 +12,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
+import record
+import refresh
 from bs4 import BeautifulSoup
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LEAKS = """import os, socket, sys, tempfile, torchladder
 print(os.path.dirname(os.getcwd()), "and", tempfile.gettempdir() + "/x", "and", sys.prefix)
 print("on", socket.gethostname() + ":29500", "as", os.path.expanduser("~/a"))
@@ -55,18 +57,10 @@ def test_without():
 
 
 @pytest.fixture(scope="module")
-def record():
-    """The module, imported as its neighbours import it."""
-    sys.path.insert(0, str(ROOT / "book"))
-    yield import_module("record")
-    sys.path.remove(str(ROOT / "book"))
-
-
-@pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """The repository with other chapters and other tests."""
     folder = tmp_path_factory.mktemp("mini") / "repository"
-    for name in ("book", "rungs", "src"):
+    for name in ("book", "rungs", "src", "tools"):
         ignored = shutil.ignore_patterns("__pycache__", "*.npz", "*.egg-info")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("LICENSE", "pyproject.toml", "_config.yml"):
@@ -97,11 +91,11 @@ def without_package():
 
 
 @pytest.fixture(scope="module")
-def run(repository, record):
+def run(repository):
     """``runs/<this machine>`` as the kernel for Kaggle leaves it among its outputs."""
     kaggle = repository.parent / "kaggle"
     kaggle.mkdir()
-    write = [sys.executable, repository / "book/kaggle_record.py", kaggle / "kernel"]
+    write = [sys.executable, repository / "tools/kaggle_record.py", kaggle / "kernel"]
     subprocess.run(write, check=True, stdout=subprocess.DEVNULL)
     machine = record.machine_name()
     done = subprocess.run(
@@ -116,7 +110,7 @@ def run(repository, record):
     return kaggle / "runs" / machine
 
 
-def test_a_run_says_what_machine_software_data_and_command_it_was(run, record):
+def test_a_run_says_what_machine_software_data_and_command_it_was(run):
     import torch
 
     facts = json.loads((run / "machine.json").read_text())
@@ -124,7 +118,7 @@ def test_a_run_says_what_machine_software_data_and_command_it_was(run, record):
     assert len(facts["gpus"]) == torch.cuda.device_count()
     assert facts["torch"] == torch.__version__
     assert facts["torchladder"] == "0.1.0"
-    assert facts["command"] == f"python book/record.py {run.name}"
+    assert facts["command"] == f"python tools/record.py {run.name}"
     assert (facts["commit"], facts["clean"]) == (None, None)  # not a git repository
     assert facts["data"]["fashion_mnist_small"] == "cut from the full set"
     assert facts["cpu"]
@@ -167,10 +161,10 @@ def test_the_gpu_tests_are_counted_and_those_that_failed_are_named(run):
     }
 
 
-def test_a_false_claim_is_refused_in_a_sentence_and_leaves_nothing(tmp_path, record):
+def test_a_false_claim_is_refused_in_a_sentence_and_leaves_nothing(tmp_path):
     claim = "../2xT4000"
     done = subprocess.run(
-        [sys.executable, ROOT / "book/record.py", claim, "--runs", tmp_path / "runs"],
+        [sys.executable, ROOT / "tools/record.py", claim, "--runs", tmp_path / "runs"],
         capture_output=True,
         text=True,
     )
@@ -190,14 +184,13 @@ def test_a_false_claim_is_refused_in_a_sentence_and_leaves_nothing(tmp_path, rec
         (["NVIDIA GeForce RTX 4090", "Tesla P100-PCIE-16GB"], "1xRTX4090+1xP100"),
     ],
 )
-def test_a_machine_is_called_by_its_gpus(record, monkeypatch, gpus, name):
+def test_a_machine_is_called_by_its_gpus(monkeypatch, gpus, name):
     fake = SimpleNamespace(device_count=lambda: len(gpus), get_device_name=gpus.__getitem__)
     monkeypatch.setattr("torch.cuda", fake)
     assert record.machine_name() == name
 
 
-def test_refreshing_notes_what_the_outputs_of_a_chapter_come_from(record, monkeypatch, tmp_path):
-    refresh = import_module("refresh")
+def test_refreshing_notes_what_the_outputs_of_a_chapter_come_from(monkeypatch, tmp_path):
     monkeypatch.setattr(refresh, "NOTEBOOKS", tmp_path / "notebooks")
     (tmp_path / "notebooks").mkdir()
     for name in ("01_a", "02_b"):
@@ -208,6 +201,57 @@ def test_refreshing_notes_what_the_outputs_of_a_chapter_come_from(record, monkey
     noted = json.loads((tmp_path / "runs/chapters.json").read_text())
     assert list(noted) == ["02_b"]
     assert noted["02_b"]["machine"] == record.machine_name()
+
+
+@pytest.fixture
+def no_chapters(monkeypatch, tmp_path):
+    """A repository with neither chapters nor tests, which is recorded in no time."""
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(record, "NOTEBOOKS", tmp_path / "notebooks")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_an_earlier_run_survives_when_the_new_one_cannot_take_its_place(no_chapters, monkeypatch):
+    runs = no_chapters / "runs"
+    earlier = runs / record.machine_name()
+    earlier.mkdir(parents=True)
+    (earlier / "machine.json").write_text("an earlier run")
+    replace = os.replace
+
+    def full_disk(source, target):
+        if Path(target) == earlier and Path(source).name == earlier.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        record.record(earlier.name, runs, "command")
+    assert (earlier / "machine.json").read_text() == "an earlier run"
+    assert list(runs.iterdir()) == [earlier]
+
+
+@pytest.mark.parametrize(
+    ("host", "text", "cleaned"),
+    [
+        ("torch", "import torch; torch.float32", "import torch; torch.float32"),
+        ("cuda", "on cuda:0", "on cuda:0"),
+        ("torch", "tcp://torch:29500 as me@torch", "tcp://<host>:29500 as me@<host>"),
+        ("blue-7.lab.org", "on blue-7, blue-7.lab.org:80", "on <host>, <host>:80"),
+        ("blue-7", "not dark-blue-7 or blue-70", "not dark-blue-7 or blue-70"),
+    ],
+)
+def test_a_hosts_name_is_replaced_but_never_a_word_of_the_book(monkeypatch, host, text, cleaned):
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert record.cleaner()(text) == cleaned
+
+
+def test_only_what_a_cell_put_out_is_cleaned_and_not_the_words_of_the_format():
+    def clean(text):
+        return text.replace("stream", "<host>").replace("stdout", "<host>")
+
+    output = nbformat.v4.new_output("stream", name="stdout", text="a stream")
+    assert record.cleaned(output, clean) == {**output, "text": "a <host>"}
 
 
 # --- the site -----------------------------------------------------------------------------------

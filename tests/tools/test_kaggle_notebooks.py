@@ -1,29 +1,30 @@
-"""The chapters as notebooks for Kaggle: complete in themselves, and honest about the session.
+"""The chapters as notebooks for Kaggle are complete in themselves.
 
-`kaggle_stand_in.py` runs them from end to end, which takes a quarter of an hour.
+`tools/kaggle_stand_in.py` runs them from end to end, which takes a quarter of an hour.
 """
 
+import base64
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
+import kaggle_notebooks
+import kaggle_session
 import nbformat
-import numpy as np
 import pytest
 import torch
 
 import torchladder
-from torchladder import data, kaggle
+from torchladder import data
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book"))
-
-import kaggle_notebooks
+ROOT = Path(__file__).resolve().parents[2]
 
 NAMES = [path.stem for path in kaggle_notebooks.NOTEBOOKS]
 SITE_PACKAGES = str(Path(torch.__file__).parent.parent)
@@ -167,6 +168,7 @@ def test_the_same_chapters_give_the_same_bytes(folder, tmp_path):
 # --- the first cell -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_package_is_found_by_the_notebook_its_children_and_the_ranks(notebooks, tmp_path):
     name = "09_which_rung"  # needs no data
     others = "\n".join(notebooks[name].cells[2].source.splitlines()[:4])
@@ -176,8 +178,8 @@ if __name__ == "__main__":
     assert not importlib.util.find_spec("torchladder")
 {first_cell(notebooks, name)}
 import torchladder
-from torchladder import kaggle
-kaggle.expect({arguments(first_cell(notebooks, name))["sha256"][:12]!r})
+import kaggle_session
+kaggle_session.expect({arguments(first_cell(notebooks, name))["sha256"][:12]!r})
 where = os.path.dirname(torchladder.__file__)
 child = "import torchladder, os; print(os.path.dirname(torchladder.__file__))"
 print("child", subprocess.check_output([sys.executable, "-c", child], text=True).strip() == where)
@@ -189,7 +191,7 @@ print("ranks", launch(rank) == [where, where])
 print("kept", os.environ["PYTHONPATH"].endswith({SITE_PACKAGES!r}), not os.listdir("working"))
 """
     (tmp_path / "working").mkdir()
-    assert "kaggle.expect(" in others
+    assert "kaggle_session.expect(" in others
     done = fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"torch {torch.__version__}" in done.stdout
@@ -206,6 +208,7 @@ print("error:", type(result.error_in_exec).__name__)
 """
 
 
+@pytest.mark.slow
 def test_a_changed_payload_is_refused_in_one_line(notebooks, tmp_path):
     cell = first_cell(notebooks)
     changed = cell[:-1000] + ("A" if cell[-1000] != "A" else "B") + cell[-999:]
@@ -216,6 +219,7 @@ def test_a_changed_payload_is_refused_in_one_line(notebooks, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_another_torchladder_that_was_imported_first_is_named(notebooks, tmp_path):
     (tmp_path / "torchladder.py").write_text("")
     code = IN_IPYTHON.format(cell=first_cell(notebooks), before="import torchladder")
@@ -226,164 +230,29 @@ def test_another_torchladder_that_was_imported_first_is_named(notebooks, tmp_pat
 def test_what_is_carried_is_the_package_the_programs_and_the_licence(notebooks, tmp_path):
     given = arguments(first_cell(notebooks))
     assert hashlib.sha256(given["carried"].encode()).hexdigest() == given["sha256"]
-    import base64
-    import io
-    import tarfile
-
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(given["carried"]))) as archive:
         archive.extractall(tmp_path)
     files = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*.*")}
-    assert {"torchladder/launching.py", "torchladder/checkpoints/saving.py"} <= set(files)
+    assert {"torchladder/launching.py", "kaggle_session.py"} <= set(files)
     assert {"rungs/1_cpu.py", "rungs/4_ddp.py"} <= set(files)
     assert (tmp_path / "LICENSE").read_text().startswith("MIT")
     assert not [name for name in files if name.endswith((".npz", ".pyc"))]
     for name, path in files.items():
-        original = ROOT / (f"src/{name}" if name.startswith("torchladder/") else name)
+        folder = {"torchladder": "src", "kaggle_session.py": "tools"}.get(name.split("/")[0], "")
+        original = ROOT / folder / name
         assert path.read_bytes() == original.read_bytes()
-
-
-# --- what the session may lack ------------------------------------------------------------------
-
-
-@pytest.fixture
-def session(monkeypatch, tmp_path):
-    """A working folder, and a machine with the GPUs that the test names."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "working").mkdir()
-    monkeypatch.chdir(tmp_path / "working")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-
-    def with_gpus(*names):
-        program = tmp_path / "bin" / "nvidia-smi"
-        lines = "".join(f"echo '{name}'\n" for name in names)
-        program.write_text(f"#!/bin/sh\n{lines}")
-        program.chmod(0o755)
-
-    return with_gpus
-
-
-def test_two_t4s_are_ready_in_a_few_lines(session, capsys):
-    session("Tesla T4", "Tesla T4")
-    kaggle.check_session(two_gpus=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("Python 3.")
-    assert lines[2:] == ["GPUs: Tesla T4, Tesla T4", "Ready: run the cells below."]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "two_gpus", "said"),
-    [
-        ([], False, "NOTE: no accelerator; all cells run on the CPU. For two GPUs: Settings > Acc"),
-        (["Tesla P100-PCIE-16GB"], False, "NOTE: a P100 is one GPU, not two, and new versions of"),
-        (["Tesla T4"], True, "NOTE: one GPU, and this chapter uses two where there are two: Sett"),
-        (["Tesla T4"], False, ""),
-    ],
-)
-def test_a_wrong_accelerator_is_a_line_that_says_what_to_click(
-    session, capsys, gpus, two_gpus, said
-):
-    if gpus:
-        session(*gpus)
-    kaggle.check_session(two_gpus=two_gpus)
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NOTE")]
-    assert len(notes) == bool(said)
-    assert not said or notes[0].startswith(said)
-    assert not said or notes[0].endswith("Settings > Accelerator > GPU T4 x2.")
-
-
-def test_a_driver_that_does_not_answer_is_no_gpu(session, tmp_path):
-    session()
-    (tmp_path / "bin" / "nvidia-smi").write_text(
-        "#!/bin/sh\necho 'No devices were found'; exit 6\n"
-    )
-    assert kaggle.gpu_names() == []
-
-
-def test_a_file_that_hides_the_package_from_children_is_named(session, capsys):
-    Path("torchladder.py").touch()
-    kaggle.check_session()
-    assert "torchladder.py hides the package from programs" in capsys.readouterr().out
-
-
-def test_an_old_torch_stops_the_chapter(session, monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "2.9.1+cu126")
-    with pytest.raises(
-        kaggle.SessionError, match=r"torch 2\.9\.1\+cu126 is too old: 2\.10 .*lates"
-    ):
-        kaggle.check_session()
-
-
-def test_missing_libraries_stop_the_chapter_together(session, monkeypatch):
-    monkeypatch.setattr(kaggle, "NEEDED", ("torch", "safetensorz", "cloudpicklez"))
-    with pytest.raises(kaggle.SessionError, match=r"!pip install safetensorz cloudpicklez"):
-        kaggle.check_session()
-
-
-@pytest.fixture
-def nothing_attached(session, monkeypatch, tmp_path):
-    for name in ("home", "debian", "kaggle"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(data.Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setattr(data, "DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr(data, "KAGGLE", tmp_path / "kaggle")
-    monkeypatch.setattr(data, "BUNDLED", tmp_path / "not carried")
-    monkeypatch.delenv("TORCHLADDER_DATA", raising=False)
-
-
-def test_no_data_and_no_internet_stop_a_chapter_that_needs_them(nothing_attached, monkeypatch):
-    def unreachable(folder, download):
-        raise OSError("[Errno -3] Temporary failure in name resolution")
-
-    monkeypatch.setattr("torchvision.datasets.FashionMNIST", unreachable)
-    with pytest.raises(kaggle.SessionError) as caught:
-        kaggle.check_session(needs_data=True)
-    for part in ("Add Input > Datasets > zalando-research/fashionmnist", "Turn on internet", "-3"):
-        assert part in str(caught.value)
-    assert caught.value._render_traceback_() == [f"STOP: {caught.value}"]
-    kaggle.check_session()  # the other chapters run
-
-
-def test_with_internet_what_is_not_attached_is_downloaded(nothing_attached, monkeypatch, capsys):
-    asked = []
-
-    def load(name="fashion_mnist_small", *, download=False):
-        asked.append((name, download))
-        if len(asked) == 1:
-            raise FileNotFoundError("nowhere")
-        return "the set"
-
-    monkeypatch.setattr(data, "load", load)
-    kaggle.check_session(needs_data=True)
-    assert asked[1:] == [("fashion_mnist", True), ("fashion_mnist_small", False)]
-    assert "not attached; downloading it (31 MB)\ndata: the set\n" in capsys.readouterr().out
-
-
-def test_damaged_data_are_named_without_a_traceback(nothing_attached, tmp_path):
-    for name in data.FASHION_SHA256:
-        (tmp_path / "kaggle" / name).write_bytes(b"<!DOCTYPE html>")
-    with pytest.raises(kaggle.SessionError, match="train-images-idx3-ubyte is not Fashion-MNIST's"):
-        kaggle.check_session(needs_data=True)
-
-
-def test_programs_and_their_data_are_laid_into_the_working_folder(session, monkeypatch, tmp_path):
-    monkeypatch.setattr(torchladder, "__file__", str(ROOT / "torchladder" / "__init__.py"))
-    Path("rungs").mkdir()
-    Path("rungs/1_cpu.py").write_text("# mine")
-    kaggle.check_session(needs_data=True, rungs=True)
-    assert Path("rungs/1_cpu.py").read_text() == "# mine"
-    assert Path("rungs/4_ddp.py").read_bytes() == (ROOT / "rungs" / "4_ddp.py").read_bytes()
-    with np.load("rungs/fashion_mnist_small.npz") as ours, np.load(data.BUNDLED) as bundled:
-        assert all(np.array_equal(ours[name], bundled[name]) for name in bundled.files)
 
 
 def test_a_first_cell_of_another_version_stops_the_chapter(notebooks, monkeypatch):
     sha256 = arguments(first_cell(notebooks))["sha256"]
     check = next(line for line in notebooks[NAMES[0]].cells[3].source.splitlines() if "exp" in line)
-    with pytest.raises(kaggle.SessionError, match=r"from .*torchladder, not from this notebook"):
+    with pytest.raises(
+        kaggle_session.SessionError, match=r"from .*torchladder, not from this notebook"
+    ):
         exec(check)
     monkeypatch.setattr(torchladder, "carried", "0123456789abcdef", raising=False)
     with pytest.raises(
-        kaggle.SessionError, match="carries version 0123456789ab, and .* for " + sha256[:12]
+        kaggle_session.SessionError, match="carries version 0123456789ab, and .* for " + sha256[:12]
     ):
         exec(check)
     monkeypatch.setattr(torchladder, "carried", sha256)
@@ -422,6 +291,7 @@ print(json.dumps(sent))
 """
 
 
+@pytest.mark.slow
 def test_kaggles_own_client_accepts_every_notebook_and_sends_what_was_meant(folder, tmp_path):
     (tmp_path / "push.py").write_text(PUSH)
     keep = {k: v for k, v in os.environ.items() if not k.startswith("KAGGLE")}
@@ -447,12 +317,13 @@ def test_kaggles_own_client_accepts_every_notebook_and_sends_what_was_meant(fold
 
 
 def test_the_data_sets_name_is_the_same_everywhere():
-    assert kaggle_notebooks.DATA_SET == kaggle.DATA_SET
-    assert kaggle.DATA_SET in data._two_ways("", kaggle.DATA_SET)
+    assert kaggle_notebooks.DATA_SET == kaggle_session.DATA_SET
+    assert kaggle_session.DATA_SET in data._two_ways("", kaggle_session.DATA_SET)
 
 
+@pytest.mark.slow
 def test_your_kaggle_name_comes_from_the_environment(tmp_path):
-    command = [sys.executable, ROOT / "book" / "kaggle_notebooks.py", tmp_path]
+    command = [sys.executable, ROOT / "tools" / "kaggle_notebooks.py", tmp_path]
     named = os.environ | {"KAGGLE_USERNAME": "ann"}
     done = subprocess.run(command, env=named, capture_output=True, text=True, check=True)
     assert re.fullmatch(rf"{len(NAMES)} notebooks, the largest \d+ kB, are in .*\n", done.stdout)

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from machine_facts import machine_facts
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -35,7 +36,7 @@ def refresh(path: Path) -> None:
     """
     notebook = nbformat.read(path, as_version=4)
     execute(notebook, path.parent)
-    write(notebook, path)
+    write_notebook(notebook, path)
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
@@ -69,9 +70,17 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
             cell.outputs = [normalise(output) for output in cell.outputs]
 
 
-def write(notebook: nbformat.NotebookNode, path: Path) -> None:
+def write_notebook(notebook: nbformat.NotebookNode, path: Path) -> None:
     """Write `notebook` to `path`: all of it, or nothing."""
-    text = nbformat.writes(notebook, ensure_ascii=False).rstrip("\n") + "\n"
+    _write(nbformat.writes(notebook, ensure_ascii=False).rstrip("\n") + "\n", path)
+
+
+def write_json(value: dict, path: Path) -> None:
+    """Write `value` to `path`: all of it, or nothing."""
+    _write(json.dumps(value, indent=1, ensure_ascii=False) + "\n", path)
+
+
+def _write(text: str, path: Path) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -100,8 +109,6 @@ def own_frames(traceback: str, name: str) -> str:
 
 def note_where(chapter: str) -> None:
     """Keep in ``runs/chapters.json`` what machine the outputs of `chapter` now come from."""
-    from record import machine_facts, write_json
-
     file = NOTEBOOKS.parent / "runs" / "chapters.json"
     chapters = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     chapters[chapter] = machine_facts()

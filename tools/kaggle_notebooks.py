@@ -1,6 +1,6 @@
 """Make a chapter run on Kaggle: one notebook that carries the package, and how to push it.
 
-    python book/kaggle_notebooks.py [folder]        # dist/kaggle; `make kaggle` calls this
+    python tools/kaggle_notebooks.py [folder]       # dist/kaggle; `make kaggle` calls this
 
 writes for each chapter ``NN_title/NN_title.ipynb`` and ``NN_title/kernel-metadata.json``. The
 same chapters and the same source give the same bytes.
@@ -18,7 +18,6 @@ import os
 import re
 import sys
 import tarfile
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -46,8 +45,9 @@ def write_all(folder: Path, user: str = USER) -> list[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         text = nbformat.writes(notebook, ensure_ascii=False) + "\n"
         target.write_text(text, encoding="utf-8")
-        described = json.dumps(push_metadata(path, notebook, user), indent=2) + "\n"
-        (target.parent / "kernel-metadata.json").write_text(described, encoding="utf-8")
+        title = f"The Device Ladder {path.stem.replace('_', ' ')}"
+        data = [DATA_SET] if "needs_data=True" in notebook.cells[0].source else []
+        write_metadata(push_metadata(path, title, user, dataset_sources=data), target.parent)
         written.append(target)
     return written
 
@@ -71,8 +71,8 @@ def kaggle_notebook(path: Path) -> nbformat.NotebookNode:
     }
     # A first cell from elsewhere, older or newer, is found here.
     digest = hashlib.sha256(payload.encode()).hexdigest()[:12]
-    expect = f'kaggle.expect("{digest}")  # the first cell belongs to this notebook'
-    code[0].source = f"from torchladder import kaggle\n\n{expect}\n{code[0].source}"
+    expect = f'kaggle_session.expect("{digest}")  # the first cell belongs to this notebook'
+    code[0].source = f"import kaggle_session\n\n{expect}\n{code[0].source}"
     first = nbformat.v4.new_code_cell(first_cell(payload, **needs), id="torchladder")
     notebook = nbformat.v4.new_notebook(cells=[first, *cells], metadata=METADATA)
     notebook.nbformat_minor = 5
@@ -84,29 +84,31 @@ def kaggle_notebook(path: Path) -> nbformat.NotebookNode:
 
 @cache
 def carried_source() -> str:
-    """The package without its data, the programs of ``rungs/``, and their licence."""
-    package = [path for path in (ROOT / "src" / "torchladder").rglob("*") if path.is_file()]
+    """The package without its data, the check of the session, the programs, and their licence."""
+    package = sorted(p for p in (ROOT / "src" / "torchladder").rglob("*") if p.is_file())
     left_out = {"bundled", "__pycache__"}
     package = [path for path in package if not left_out & set(path.parts)]
+    files = {path.relative_to(ROOT / "src").as_posix(): path for path in package}
     programs = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
-    return carry([ROOT / "LICENSE", *sorted(package), *programs])
+    files |= {f"rungs/{path.name}": path for path in programs}
+    session = ROOT / "tools" / "kaggle_session.py"
+    return carry({"LICENSE": ROOT / "LICENSE", session.name: session} | files)
 
 
-def carry(paths: Iterable[Path]) -> str:
-    """Files of this repository as one line of text; in it ``src/`` is left out of their names."""
+def carry(files: dict[str, Path]) -> str:
+    """Files, by the names that they get where they are unpacked, as one line of text."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in paths:
-            member = tarfile.TarInfo(path.relative_to(ROOT).as_posix().removeprefix("src/"))
-            content = path.read_bytes()
+        for name, path in files.items():
+            member, content = tarfile.TarInfo(name), path.read_bytes()
             member.size = len(content)  # times, owners and modes stay alike everywhere
             archive.addfile(member, io.BytesIO(content))
     return base64.b64encode(lzma.compress(packed.getvalue(), preset=9)).decode()
 
 
 def first_cell(payload: str, **session: bool) -> str:
-    """The code that unpacks `payload` and calls `torchladder.kaggle.check_session(**session)`."""
-    template = (ROOT / "book" / "kaggle_first_cell.py").read_text(encoding="utf-8")
+    """The code that unpacks `payload` and calls `kaggle_session.check_session(**session)`."""
+    template = (ROOT / "tools" / "kaggle_first_cell.py").read_text(encoding="utf-8")
     _, *code, _ = template.splitlines()  # without what is for ruff, and without the empty call
     wanted = "".join(f"{name}=True, " for name, value in session.items() if value)
     sha256 = hashlib.sha256(payload.encode()).hexdigest()
@@ -121,8 +123,8 @@ def plain_markdown(text: str, path: Path) -> str:
     """MyST as plain Markdown; `path` is the notebook's, for relative names."""
     text = re.sub(r"^(:{3,})\{([\w-]+)\} *(.*)\n((?:.*\n)*?)\1$", quoted, text, flags=re.MULTILINE)
     text = re.sub(
-        r"^```\{rung-diff\} +(\S+) +(\S+)\n```$",
-        lambda found: plain_diff(*(path.parent / name for name in found.groups())),
+        r"^```\{literalinclude\} +(\S+)\n:diff: +(\S+)\n(?::.*\n)*```$",
+        lambda found: plain_diff(path.parent / found[2], path.parent / found[1]),
         text,
         flags=re.MULTILINE,
     )
@@ -174,9 +176,8 @@ def public_site() -> str:
 # --- for kaggle kernels push --------------------------------------------------------------------
 
 
-def push_metadata(path: Path, notebook: nbformat.NotebookNode, user: str) -> dict:
+def push_metadata(path: Path, title: str, user: str, **more) -> dict:
     """``kernel-metadata.json``: https://github.com/Kaggle/kaggle-cli/blob/main/docs/kernels.md"""
-    title = f"The Device Ladder {path.stem.replace('_', ' ')}"
     return {
         "id": f"{user}/{title.lower().replace(' ', '-')}",
         "title": title,
@@ -188,11 +189,16 @@ def push_metadata(path: Path, notebook: nbformat.NotebookNode, user: str) -> dic
         "enable_tpu": False,
         "enable_internet": True,
         "machine_shape": "NvidiaTeslaT4",  # two of them
-        "dataset_sources": [DATA_SET] if "needs_data=True" in notebook.cells[0].source else [],
+        "dataset_sources": [],
         "competition_sources": [],
         "kernel_sources": [],
         "model_sources": [],
-    }
+    } | more
+
+
+def write_metadata(metadata: dict, folder: Path) -> None:
+    text = json.dumps(metadata, indent=2) + "\n"
+    (folder / "kernel-metadata.json").write_text(text, encoding="utf-8")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Run every self-contained chapter as Kaggle would, on the oldest torch of the book and the newest.
 
-    python tests/kaggle_stand_in.py [chapter ...]      # `make test-kaggle`: all of them
+    python tools/kaggle_stand_in.py [chapter ...]      # `make test-kaggle`: all of them
 
 Not Kaggle, but what of it can be had: a working folder ``/kaggle/working`` with nothing in it, the
 full Fashion-MNIST under ``/kaggle/input`` in one of the layouts and forms that Kaggle has had, an
@@ -23,13 +23,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import kaggle_notebooks
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book"))
-
-import kaggle_notebooks
-
 ENVIRONMENTS = ROOT / ".venv-kaggle"
 RESULTS = ROOT / "_build" / "kaggle_stand_in"
 # Kaggle's image of June 2026: https://github.com/Kaggle/kaggle-cli/issues/1151

@@ -1,9 +1,9 @@
 """Is this session fit for the chapter? The first cell of a chapter made for Kaggle asks.
 
-Such a notebook carries this package's source. `check_session` says what the session has and, for
-each thing that is wrong, what to click; `expect` finds a first cell that belongs to another
-version of the chapter. Nothing but the standard library is imported until it is needed, so that
-this works where the rest does not.
+Such a notebook carries this module beside the package. `check_session` says what the session has
+and, for each thing that is wrong, what to click; `expect` finds a first cell that belongs to
+another version of the chapter. Nothing but the standard library is imported until it is needed, so
+that this works where the rest does not.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _fashion_mnist() -> object:
 
 def _lay_rungs(data) -> None:
     """The book's four programs in ``./rungs``, and beside them the data that they can be given."""
-    carried = Path(torchladder.__file__).parent.parent / "rungs"
+    carried = Path(__file__).with_name("rungs")
     Path("rungs").mkdir(exist_ok=True)
     for program in sorted(carried.glob("*.py")):
         if not Path("rungs", program.name).exists():  # yours, if you have changed one

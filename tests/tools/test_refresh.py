@@ -1,17 +1,11 @@
-"""``book/refresh.py`` runs a notebook and writes it back as the tests and the site want it."""
-
-import importlib.util
-from pathlib import Path
+"""``tools/refresh.py`` runs a notebook and writes it back as the tests and the site want it."""
 
 import nbformat
 import pytest
+import refresh
 from nbclient.exceptions import CellExecutionError
 
-spec = importlib.util.spec_from_file_location(
-    "refresh", Path(__file__).parent.parent / "book" / "refresh.py"
-)
-refresh = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(refresh)
+pytestmark = pytest.mark.slow
 
 
 def write(path, *sources, tags=()):

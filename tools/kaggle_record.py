@@ -1,6 +1,6 @@
 """Make a kernel that records a run on Kaggle's two T4s.
 
-    python book/kaggle_record.py [folder]        # dist/kaggle/record
+    python tools/kaggle_record.py [folder]        # dist/kaggle/record; `make kaggle` calls this
 
 writes ``record.py``, a script that carries the repository without its data and outputs, and
 ``kernel-metadata.json``. ``kaggle kernels push`` runs it there; ``kaggle kernels output`` brings
@@ -14,23 +14,24 @@ import os
 import sys
 from pathlib import Path
 
-from kaggle_notebooks import DATA_SET, ROOT, USER, carry
+from kaggle_notebooks import DATA_SET, ROOT, USER, carry, push_metadata, write_metadata
 from record import commit
 
 TITLE = "The Device Ladder record"
 CARRIED = (
     "LICENSE",
     "pyproject.toml",
-    "book/re*.py",
     "notebooks/*.ipynb",
     "rungs/*.py",
     "src/torchladder/**/*.py",
-    "tests/*.py",
+    "tests/**/*.py",
+    "tools/machine_facts.py",
+    "tools/re*.py",
 )
 KERNEL = '''\
 """Runs all chapters of The Device Ladder and its GPU tests, and leaves what came out in runs/.
 
-The book's repository is the one long line at the end: book/kaggle_record.py packed it.
+The book's repository is the one long line at the end: tools/kaggle_record.py packed it.
 """
 
 import base64
@@ -48,11 +49,8 @@ def record(machine, commit, carried):
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(carried))) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before 3.11.4
         archive.extractall(repository)
-    # The names in the archive are as the notebooks for Kaggle need them, without src/.
-    (repository / "src").mkdir()
-    (repository / "torchladder").rename(repository / "src" / "torchladder")
     (repository / "commit.json").write_text(commit)
-    command = [sys.executable, "book/record.py", machine, "--runs", str(Path("runs").resolve())]
+    command = [sys.executable, "tools/record.py", machine, "--runs", str(Path("runs").resolve())]
     if subprocess.run(command, cwd=repository).returncode not in (0, 1):
         sys.exit("Nothing was recorded; the reason stands above.")
 
@@ -64,30 +62,15 @@ machine = os.environ.get("TORCHLADDER_MACHINE", "2xT4")
 
 def write_kernel(folder: Path, user: str = USER) -> Path:
     """The script and its metadata, in `folder`; the script's path."""
-    files = [path for pattern in CARRIED for path in sorted(ROOT.glob(pattern))]
+    paths = [path for pattern in CARRIED for path in sorted(ROOT.glob(pattern))]
+    files = {path.relative_to(ROOT).as_posix(): path for path in paths}
     call = f"record(machine, commit={json.dumps(commit())!r}, carried={carry(files)!r})\n"
     script = folder / "record.py"
     folder.mkdir(parents=True, exist_ok=True)
     script.write_text(KERNEL + call, encoding="utf-8")
-    metadata = {
-        "id": f"{user}/{TITLE.lower().replace(' ', '-')}",
-        "title": TITLE,
-        "code_file": script.name,
-        "language": "python",
-        "kernel_type": "script",
-        "is_private": True,
-        "enable_gpu": True,
-        "enable_tpu": False,
-        # Nothing is downloaded: the data set is attached, all else is carried or in Kaggle's image.
-        "enable_internet": False,
-        "machine_shape": "NvidiaTeslaT4",  # two of them
-        "dataset_sources": [DATA_SET],
-        "competition_sources": [],
-        "kernel_sources": [],
-        "model_sources": [],
-    }
-    described = json.dumps(metadata, indent=2) + "\n"
-    (folder / "kernel-metadata.json").write_text(described, encoding="utf-8")
+    # Nothing is downloaded: the data set is attached, all else is carried or in Kaggle's image.
+    differs = {"kernel_type": "script", "enable_internet": False, "dataset_sources": [DATA_SET]}
+    write_metadata(push_metadata(script, TITLE, user, **differs), folder)
     return script
 
 

@@ -9,12 +9,9 @@ it got.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import datetime
 import json
 import multiprocessing
 import os
-import platform
 import re
 import socket
 import subprocess
@@ -22,85 +19,17 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
+from machine_facts import machine_facts, machine_name
 from nbclient.exceptions import CellControlSignal
-from refresh import NOTEBOOKS, execute, write
+from refresh import NOTEBOOKS, execute, write_json, write_notebook
 
 ROOT = NOTEBOOKS.parent
 CELL_TIMEOUT = 600
 TESTS_TIMEOUT = 3600
-
-
-# --- what this machine is -----------------------------------------------------------------------
-
-
-def machine_name() -> str:
-    """What a run on this machine may be called: ``cpu``, ``mps``, ``1xH200``, ``2xT4`` ..."""
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    models = list(dict.fromkeys(map(model_of, gpus)))
-    if gpus:
-        return "+".join(f"{list(map(model_of, gpus)).count(model)}x{model}" for model in models)
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def model_of(gpu: str) -> str:
-    """A GPU's model in one word: ``NVIDIA A100-SXM4-40GB`` is an A100, ``Tesla T4`` a T4."""
-    makers = {"nvidia", "tesla", "quadro", "geforce", "amd", "instinct", "radeon"}
-    words = [word for word in re.findall(r"\w+", gpu) if word.lower() not in makers]
-    numbered = next((i for i, word in enumerate(words) if re.search(r"\d", word)), len(words))
-    return "".join(words[: numbered + 1])
-
-
-def machine_facts() -> dict:
-    """What readers may want to know of this machine; nothing that tells whose it is."""
-    import torch
-
-    import torchladder
-    from torchladder.devices import cpu_name
-
-    cuda = torch.cuda.is_available()
-    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    nccl = cuda and torch.distributed.is_nccl_available() and torch.cuda.nccl.version()
-    return {
-        "machine": machine_name(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in properties],
-        "driver": driver() if cuda else None,
-        "cuda": torch.version.cuda if cuda else None,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
-        "torch": torch.__version__,
-        "torchvision": installed("torchvision"),
-        "torchladder": torchladder.__version__,
-        "python": platform.python_version(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "system": system(),
-    }
-
-
-def driver() -> str | None:
-    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.check_output(ask, text=True).split()[0]
-    return None
-
-
-def installed(package: str) -> str | None:
-    with contextlib.suppress(PackageNotFoundError):
-        return version(package)
-    return None
-
-
-def system() -> str:
-    with contextlib.suppress(OSError):
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    return f"{platform.system()} {platform.release()}"
 
 
 def data_sets() -> dict[str, str]:
@@ -170,11 +99,24 @@ def record(machine: str, runs: Path, command: str) -> bool:
         facts["gpu_tests"] = tests = cleaned(run_gpu_tests(Path(temporary)), clean)
         print(f"GPU tests: {tests}", flush=True)
         write_json(facts, new / "machine.json")
-        if (runs / machine).exists():
-            os.replace(runs / machine, Path(temporary) / "before")
-        os.replace(new, runs / machine)
+        put_in_place(new, runs / machine, Path(temporary) / "before")
     passed = all(outcome["passed"] for outcome in facts["notebooks"].values())
     return passed and not tests.get("failed") and "error" not in tests
+
+
+def put_in_place(new: Path, target: Path, before: Path) -> None:
+    """Make `new` the folder `target`, whose present content is moved to `before`.
+
+    If that fails, the content of `target` is as it was.
+    """
+    try:
+        if target.exists():
+            os.replace(target, before)
+        os.replace(new, target)
+    except BaseException:
+        if before.exists():
+            os.replace(before, target)
+        raise
 
 
 def run(path: Path, target: Path, clean: Callable[[str], str]) -> dict:
@@ -198,7 +140,7 @@ def run(path: Path, target: Path, clean: Callable[[str], str]) -> dict:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [cleaned(output, clean) for output in cell.outputs]
-    write(notebook, target)
+    write_notebook(notebook, target)
     outcome = {"passed": error is None, "seconds": seconds}
     if error:
         source = notebook.cells[reached].source.splitlines()
@@ -227,9 +169,7 @@ def cleaner() -> Callable[[str], str]:
         for path, word in sorted(places.items(), key=lambda place: -len(place[0]))
         if len(path) > 1
     }
-    host = socket.gethostname().split(".")[0]
-    if host not in ("", "localhost"):
-        patterns[rf"(?<![\w.-]){re.escape(host)}(\.[\w-]+)*(?![\w-])"] = "<host>"
+    patterns |= dict.fromkeys(patterns_of_host(socket.gethostname()), "<host>")
     patterns[r"GPU-[0-9a-f]{8}(-[0-9a-f]{4,12}){4}"] = "GPU-<uuid>"
 
     def clean(text: str) -> str:
@@ -240,6 +180,28 @@ def cleaner() -> Callable[[str], str]:
     return clean
 
 
+def patterns_of_host(full: str) -> Iterator[str]:
+    """Where this machine's name stands in a text.
+
+    A host may be called ``torch`` or ``cpu``. Where such a word stands alone it is the book's own;
+    only beside a port or behind a user's name is it surely the host.
+    """
+    host = re.escape(full.split(".")[0])
+    if host in ("", "localhost"):
+        return
+    if "." in full:
+        yield rf"(?<![\w.-]){re.escape(full)}(?![\w-])"
+    yield rf"(?<![\w.-]){host}(?=\]?:\d{{4}})|(?<=\w@){host}(?![\w-])"
+    if not re.search(rf"\b{host}\b", words_of_the_book(), re.IGNORECASE):
+        yield rf"(?<![\w.-]){host}(\.[\w-]+)*(?![\w-])"
+
+
+def words_of_the_book() -> str:
+    """All chapters as they are committed, without pictures, in whose code any word may occur."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in NOTEBOOKS.glob("*.ipynb"))
+    return re.sub(r"[\w+/=]{100,}", "", text)
+
+
 def cleaned(value, clean: Callable[[str], str]):
     """An output, or a part of one, with every text in it cleaned; pictures stay as they are."""
     if isinstance(value, str):
@@ -247,8 +209,8 @@ def cleaned(value, clean: Callable[[str], str]):
     if isinstance(value, list):
         return [cleaned(item, clean) for item in value]
     if isinstance(value, dict):
-        pictures = ("image/png", "image/jpeg")
-        parts = {k: v if k in pictures else cleaned(v, clean) for k, v in value.items()}
+        kept = ("image/png", "image/jpeg", "output_type", "name")
+        parts = {k: v if k in kept else cleaned(v, clean) for k, v in value.items()}
         return nbformat.from_dict(parts)
     return value
 
@@ -257,7 +219,7 @@ def run_gpu_tests(folder: Path) -> dict:
     """How many of the tests marked ``gpu`` or ``multigpu`` passed, and which failed."""
     files = [
         str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if re.search(r"\bmark\.(multi)?gpu\b", path.read_text(encoding="utf-8"))
     ]
     if not files:
@@ -287,12 +249,6 @@ def run_gpu_tests(folder: Path) -> dict:
     }
 
 
-def write_json(value: dict, path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("machine", nargs="?", help="what this machine is: cpu, 1xH200, 2xT4 ...")
@@ -306,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.update(TQDM_DISABLE="1", PYTHONPATH=os.pathsep.join(paths))
     sys.path.insert(0, str(ROOT / "src"))
     try:
-        passed = record(options.machine, options.runs, f"python book/record.py {options.machine}")
+        passed = record(options.machine, options.runs, f"python tools/record.py {options.machine}")
     except ValueError as error:
         print(f"record: {error}", file=sys.stderr)
         return 2
