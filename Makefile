@@ -33,9 +33,10 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Sphinx warns of a page only when it reads it: after a failure, the next build reads all of them.
+# From scratch: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
 site: venv
-	$(BIN)/jupyter-book build . -W -n --keep-going --quiet || { rm -rf _build/.doctrees; exit 1; }
+	rm -rf $(HTML) _build/.doctrees
+	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
 
 # Here and below, two tests at a time with a thread each: threads that wait for a busy core are very slow.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from statistics import median
 
 
@@ -41,3 +42,20 @@ class Result:
     def of_runs(cls, what, values: Sequence[float], goal, **more):
         """The median of values that stand for themselves."""
         return cls(what, median(values), min(values), max(values), len(values), goal, **more)
+
+
+def table(group: dict) -> str:
+    """A group of ``results.json`` as the Markdown that the site's page includes."""
+    rows = [["What", "In numbers", "Measured", "Spread", "Goal", "Met?"], ["---"] * 6]
+    for result in (Result(**result) for result in group["results"]):
+        spread = f"{result.low:.2f} to {result.high:.2f}, n = {result.runs}"
+        goal = f"{'at most' if result.at_most else 'at least'} {result.goal:g}"
+        measured, met = f"{result.ratio:.2f}", "yes" if result.met else "no"
+        rows.append(
+            [escape(result.what, False), escape(result.detail, False), measured, spread, goal, met]
+        )
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    machine = dict(group["machine"])
+    date = machine.pop("date")
+    facts = "; ".join(f"{name} {value}" for name, value in machine.items())
+    return "\n".join([*lines, "", f"Measured on {date}. {facts}."]) + "\n"

@@ -1,4 +1,4 @@
-"""Run the benchmarks and write ``results.json``, which the site shows: ``make bench``.
+"""Run the benchmarks and write ``results.json`` and the site's tables of it: ``make bench``.
 
 Each result is a ratio of two things measured in the same run. Leave the machine alone meanwhile.
 """
@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import torch
+from results import table
 
 from torchladder.devices import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
+TABLES = Path(__file__).with_name("tables")
 # Each module's measure() gives a list of results.
 GROUPS = ("launching", "rungs", "checkpoints", "kills")
 
@@ -34,6 +36,13 @@ def machine():
     }
 
 
+def write_tables():
+    """For each group in ``results.json``, the table that the site's page includes."""
+    TABLES.mkdir(exist_ok=True)
+    for name, group in json.loads(RESULTS.read_text()).items():
+        (TABLES / f"{name}.md").write_text(table(group), encoding="utf-8")
+
+
 def main(names):
     """Run the groups of these names, or all, and keep what the file says of the others."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -47,6 +56,7 @@ def main(names):
         kept[name] = {"machine": machine(), "results": rows}
     ordered = {name: kept[name] for name in GROUPS if name in kept}
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+    write_tables()
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
 """*Download* and *Run on Kaggle* under the title of each chapter, without any script.
 
 The notebooks for Kaggle are written into the site, so that it offers them wherever it is served
-from. Words are in ``book/parts/``.
+from.
 """
 
 import re
 import sys
 from html import escape
 from pathlib import Path
-from string import Template
 
 from markdown_it import MarkdownIt
+from translation import _
 
-BOOK = Path(__file__).parent.parent
+TOOLS = Path(__file__).parents[2] / "tools"
 BUTTONS = """
 <div class="chapter-buttons">
-<a class="chapter-button" href="{source}" download>Download</a>
+<a class="chapter-button" href="{source}" download>{download}</a>
 {kaggle}</div>
 """
 KAGGLE = """<details>
-<summary class="chapter-button">Run on Kaggle</summary>
+<summary class="chapter-button">{run}</summary>
 <div class="chapter-panel">
 {steps}</div>
 </details>
@@ -27,20 +27,42 @@ KAGGLE = """<details>
 
 
 def add_buttons(app, page, template, context, doctree):
-    folder, _, chapter = page.partition("/")
+    folder, _slash, chapter = page.partition("/")
     if not doctree or folder not in ("notebooks", "runs"):
         return
     kaggle = ""
     if folder == "notebooks":
         file = f"kaggle/{chapter}/{chapter}.ipynb"
         notebook, more = context["pathto"](file, resource=True), context["pathto"]("book/kaggle")
-        steps = part("run_on_kaggle", notebook=notebook, help=more)
-        if address := import_address(app.config, file):
-            steps += part("open_on_kaggle", address=address)
-        kaggle = KAGGLE.format(steps=steps)
+        steps = steps_on_kaggle(notebook, more, import_address(app.config, file))
+        html = MarkdownIt("commonmark", {"html": True}).render(steps)
+        kaggle = KAGGLE.format(run=_("Run on Kaggle"), steps=html)
     source = context["pathto"](f"_sources/{context['sourcename']}", resource=True)
-    buttons = BUTTONS.format(source=escape(source), kaggle=kaggle)
+    buttons = BUTTONS.format(source=escape(source), download=_("Download"), kaggle=kaggle)
     context["body"] = context["body"].replace("</h1>", f"</h1>{buttons}", 1)
+
+
+def steps_on_kaggle(notebook, more, address):
+    """What to click, as Markdown; `address` is Kaggle's link that imports the notebook, or None."""
+    get = _("Download this chapter for Kaggle")
+    brings = _("one file that brings the book's package along.")
+    steps = [
+        f'<a href="{notebook}" download>{get}</a>: {brings}',
+        _(
+            "On [kaggle.com/code](https://www.kaggle.com/code), choose *New Notebook*, then "
+            "*File > Import Notebook*, and give it that file."
+        ),
+        _(
+            "Choose *Settings > Accelerator > GPU T4 x2*, and run the first cell. It says what the "
+            "session has, and what to click if something is missing."
+        ),
+    ]
+    lines = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+    lines += ["", f"[{_('More about Kaggle')}]({more})"]
+    if address:
+        or_import = _("Or [let Kaggle fetch this chapter]({address}), then go on with step 3.")
+        lines += ["", or_import.format(address=address)]
+    return "\n".join(lines)
 
 
 def import_address(config, file):
@@ -52,14 +74,9 @@ def import_address(config, file):
     return f"https://kaggle.com/kernels/welcome?src={published}"
 
 
-def part(name, **words):
-    text = (BOOK / "parts" / f"{name}.md").read_text(encoding="utf-8")
-    return MarkdownIt("commonmark", {"html": True}).render(Template(text).substitute(words))
-
-
 def write_notebooks_for_kaggle(app, exception):
     if exception is None and app.builder.name == "html":
-        sys.path.insert(0, str(BOOK))
+        sys.path.insert(0, str(TOOLS))
         import kaggle_notebooks
 
         kaggle_notebooks.write_all(Path(app.outdir, "kaggle"))

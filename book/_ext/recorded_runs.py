@@ -1,8 +1,9 @@
 """The pages of recorded runs, and what the book says of where it was run.
 
-``book/record.py`` writes ``runs/<machine>/``. Each notebook there becomes a page outside the
-contents and outside the search, linked from its chapter; the directives ``where-this-was-run`` and
-``unless-recorded`` turn the ``machine.json`` files into ``book/where_this_was_run``.
+``tools/record.py`` writes ``runs/<machine>/``. Each notebook there becomes a page outside the
+contents and outside the search, linked from its chapter. The directive ``where-this-was-run`` turns
+the ``machine.json`` files into ``book/where_this_was_run``; the tags ``gpu_recorded``,
+``multigpu_recorded`` and ``kaggle_recorded`` are for Sphinx's ``only``.
 """
 
 import hashlib
@@ -11,14 +12,11 @@ import re
 from html import escape
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
-from string import Template
 
-from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
+from translation import _
 
-PARTS = Path(__file__).parent.parent / "parts"
 WHERE = "book/where_this_was_run"
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#:\s]+\.(?:ipynb|md))(#[^)\s]*)?\)")
 
@@ -34,8 +32,13 @@ def find_runs(app, config):
     app.chapters_run = read_json(folder / "chapters.json") if folder.is_dir() else {}
     pages = {f"{path}.ipynb" for name in app.recorded_runs for path in recorded(app, name).values()}
     config.exclude_patterns = [name for name in config.exclude_patterns if name not in pages]
-    told = [app.recorded_runs, app.chapters_run, *(p.read_text() for p in sorted(PARTS.glob("*")))]
-    config.digest_of_runs = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    told = json.dumps([app.recorded_runs, app.chapters_run])
+    config.digest_of_runs = hashlib.sha256(told.encode()).hexdigest()
+    runs = [*app.recorded_runs.values(), *app.chapters_run.values()]
+    gpus = max((len(facts["gpus"]) for facts in runs), default=0)
+    here = {"gpu": gpus >= 1, "multigpu": gpus >= 2, "kaggle": "2xT4" in app.recorded_runs}
+    for machine in filter(here.get, here):
+        app.tags.add(f"{machine}_recorded")
 
 
 def read_json(file):
@@ -60,8 +63,7 @@ def source(app, page):
 
 def run_and_chapter(app, page):
     """``("1xH200", "05_rung_1_cpu")`` for a page of a recorded run, else None."""
-    folder, _, rest = page.partition("/")
-    machine, _, chapter = rest.partition("/")
+    folder, machine, chapter = (*page.split("/", 2), "", "")[:3]
     return (machine, chapter) if folder == "runs" and machine in app.recorded_runs else None
 
 
@@ -83,9 +85,9 @@ def adapt_recorded_page(app, page, text):
             markdown = LINK.sub(lambda match: moved(app, match, page), joined(cell["source"]))
             cell["source"] = re.sub(r"(?<=[\s(])\.\./(?=rungs/)", "../../", markdown)
     first = notebook["cells"][0]
-    title, _, rest = first["source"].partition("\n")
+    title, *rest = first["source"].split("\n", 1)
     told = note(app, machine, chapter, title.lstrip("# "))
-    first["source"] = f"{title}\n\n{told}\n{rest}"
+    first["source"] = "\n".join([title, "", told, *rest])
     text[0] = json.dumps(notebook)
 
 
@@ -117,25 +119,32 @@ def anchors(file):
 
 
 def note(app, machine, chapter, title):
+    """What stands at the top of a recorded page, as Markdown."""
     facts = app.recorded_runs[machine]
     outcome = facts["notebooks"][chapter]
     here = f"runs/{machine}"
-    words = {"label": label(machine), "date": facts["date"], "torch": facts["torch"]}
-    words["where"] = relpath(f"{WHERE}.md", here)
-    words["title"] = title
     if source(app, f"notebooks/{chapter}").exists():
-        words["title"] = f"[{title}]({relpath(f'notebooks/{chapter}.ipynb', here)})"
-    parts = [part("recorded", words)]
+        title = f"[{title}]({relpath(f'notebooks/{chapter}.ipynb', here)})"
+    told = _(
+        "This is *{title}* as it ran on **{machine}** on {date}, with PyTorch {torch}. The text is "
+        "the chapter's, and the numbers in it are those of the chapter's own outputs."
+    ).format(title=title, machine=label(machine), date=facts["date"], torch=facts["torch"])
+    more = f"[{_('More about this run')}]({relpath(f'{WHERE}.md', here)})."
+    boxes = [box("note", _("A recorded run"), f"{told} {more}")]
     if not outcome["passed"]:
-        failure = {key: inline(outcome[key]) for key in ("code", "error")}
-        parts.append(part("recorded_failed", failure))
+        failed = _(
+            "This run did not reach the end of the chapter: the cell that begins with `{code}` "
+            "failed, with `{error}`. The cells after it have no outputs."
+        ).format(**{key: inline(outcome[key]) for key in ("code", "error")})
+        boxes.append(box("warning", _("It stopped"), failed))
     if code(source(app, f"{here}/{chapter}")) != code(source(app, f"notebooks/{chapter}")):
-        parts.append(part("recorded_changed", {}))
-    return "\n".join(parts)
+        changed = _("The chapter has other code today than when it was run here.")
+        boxes.append(box("warning", _("The chapter has changed"), changed))
+    return "\n".join(boxes)
 
 
-def part(name, words):
-    return Template((PARTS / f"{name}.md").read_text(encoding="utf-8")).substitute(words)
+def box(kind, title, text):
+    return f":::{{admonition}} {title}\n:class: {kind}\n{text}\n:::"
 
 
 def inline(text):
@@ -168,17 +177,19 @@ def link_runs(app, page, template, context, doctree):
         if chapter in recorded(app, name)
     }
     links = [
-        f"{escape(words)} (this page)"
+        _("{machine} (this page)").format(machine=escape(words))
         if target == page
         else f'<a href="{context["pathto"](target)}">{escape(words)}</a>'
         for target, words in pages.items()
         if target in app.env.all_docs
     ]
-    links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
-    line = f'<p class="as-run-on">As run on: {" · ".join(links)}</p>'
+    links.append(f'<a href="{context["pathto"](WHERE)}">{_("where this was run")}</a>')
+    line = _("As run on: {machines}").format(machines=" · ".join(links))
+    line = f'<p class="as-run-on">{line}</p>'
     context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
     if machine:
-        context["title"] += f", as run on {label(machine)}"
+        where = _("as run on {machine}").format(machine=label(machine))
+        context["title"] = f"{context['title']}, {where}"
         context["metatags"] = context.get("metatags", "") + (
             '\n<meta name="robots" content="noindex">\n'
         )
@@ -187,39 +198,14 @@ def link_runs(app, page, template, context, doctree):
 # --- "Where this was run" -----------------------------------------------------------------------
 
 
-class UnlessRecorded(SphinxDirective):
-    """Shows its content as long as no run on the machine that it names is recorded.
-
-    ``gpu`` stands for any machine with one, ``multigpu`` for any with two or more.
-    """
-
-    required_arguments = 1
-    has_content = True
-
-    def run(self):
-        (machine,) = self.arguments
-        app = self.env.app
-        runs = [*app.recorded_runs.values(), *app.chapters_run.values()]
-        gpus = max((len(facts["gpus"]) for facts in runs), default=0)
-        there = machine in app.recorded_runs or gpus >= {"gpu": 1, "multigpu": 2}.get(machine, 99)
-        return [] if there else self.parsed(self.content)
-
-    def parsed(self, lines):
-        parent = nodes.Element()
-        source, _ = self.get_source_info()
-        self.state.nested_parse(StringList(lines, source), self.content_offset, parent)
-        return parent.children
-
-
-class WhereThisWasRun(UnlessRecorded):
+class WhereThisWasRun(SphinxDirective):
     """``chapters``: what the chapters' own outputs come from; ``machines``: the recorded runs."""
 
-    has_content = False
+    required_arguments = 1
 
     def run(self):
-        app = self.env.app
-        generate = {"chapters": chapters_table, "machines": machines_list}[self.arguments[0]]
-        return self.parsed(list(generate(app)))
+        lines = {"chapters": chapters_table, "machines": machines_list}[self.arguments[0]]
+        return self.parse_text_to_nodes("\n".join(lines(self.env.app)))
 
 
 def chapters_table(app):
@@ -229,37 +215,40 @@ def chapters_table(app):
     for chapter in chapters:
         facts = app.chapters_run.get(chapter)
         rows.setdefault(json.dumps(facts), []).append(chapter)
-    yield "| Chapters | Machine | Software | Date |"
+    heads = [_("Chapters"), _("Machine"), _("Software"), _("Date")]
+    yield f"| {' | '.join(heads)} |"
     yield "| --- | --- | --- | --- |"
     for key, names in rows.items():
         links = ", ".join(f"[{name[:2]}](../notebooks/{name}.ipynb)" for name in names)
         facts = json.loads(key)
-        if facts:
-            told = f"{hardware(facts)} | {software(facts)} | {facts['date']}"
-        else:
-            told = "not noted | | "
-        yield f"| {links} | {told} |"
+        told = [hardware(facts), software(facts), facts["date"]] if facts else [_("not noted")]
+        yield f"| {' | '.join([links, *told])} |"
 
 
 def machines_list(app):
     """Every recorded run: the machine, the software, what passed and what failed."""
     for machine, facts in app.recorded_runs.items():
-        yield from ["", f"**{label(machine)}**, on {facts['date']}", ""]
-        yield f"- Machine: {hardware(facts)}"
-        yield f"- Software: {software(facts)}; {facts['system']}"
-        data = (f"`{name}`: {where}" for name, where in facts["data"].items())
-        yield f"- Data: {', '.join(data)}"
-        yield f"- Chapters: {chapters_of(app, machine)}"
-        yield f"- GPU tests: {tests_of(facts['gpu_tests'])}"
-        state = {True: "", False: " with changes", None: ""}[facts["clean"]]
-        yield f"- Commit: {(facts['commit'] or 'not known')[:12]}{state}"
-        yield f"- Command: `{facts['command']}`"
+        head = _("**{machine}**, on {date}").format(machine=label(machine), date=facts["date"])
+        yield from ["", head, ""]
+        data = ", ".join(f"`{name}`: {where}" for name, where in facts["data"].items())
+        told = {
+            _("Machine"): hardware(facts),
+            _("Software"): f"{software(facts)}; {facts['system']}",
+            _("Data"): data,
+            _("Chapters"): chapters_of(app, machine),
+            _("GPU tests"): tests_of(facts["gpu_tests"]),
+            _("Commit"): commit_of(facts),
+            _("Command"): f"`{facts['command']}`",
+        }
+        yield from (f"- {name}: {value}" for name, value in told.items())
 
 
 def hardware(facts):
-    gpus = "; ".join(facts["gpus"]) or "no GPU"
-    driver = f", driver {facts['driver']}" if facts["driver"] else ""
-    return f"{gpus}{driver}; {facts['cpu']}, {facts['cores']} cores"
+    gpus = "; ".join(facts["gpus"]) or _("no GPU")
+    if facts["driver"]:
+        gpus = _("{gpus}, driver {version}").format(gpus=gpus, version=facts["driver"])
+    cpu = _("{cpu}, {count} cores").format(cpu=facts["cpu"], count=facts["cores"])
+    return f"{gpus}; {cpu}"
 
 
 def software(facts):
@@ -268,28 +257,36 @@ def software(facts):
     return ", ".join(f"{name} {facts[key]}" for key, name in names.items() if facts[key])
 
 
+def commit_of(facts):
+    if not facts["commit"]:
+        return _("not known")
+    commit = facts["commit"][:12]
+    return commit if facts["clean"] else _("{commit} with changes").format(commit=commit)
+
+
 def chapters_of(app, machine):
     outcomes, pages = app.recorded_runs[machine]["notebooks"], recorded(app, machine)
-    passed = [name for name in outcomes if outcomes[name]["passed"]]
     links = {n: f"[{n[:2]}](../{pages[n]}.ipynb)" if n in pages else n[:2] for n in outcomes}
-    text = f"{len(passed)} of {len(outcomes)} ran to their end ({', '.join(links.values())})"
+    passed = sum(outcome["passed"] for outcome in outcomes.values())
+    told = _("{passed} of {all} ran to their end ({links})")
+    parts = [told.format(passed=passed, all=len(outcomes), links=", ".join(links.values()))]
     for name, outcome in outcomes.items():
         if not outcome["passed"]:
-            at = f"`{inline(outcome['code'])}`: `{inline(outcome['error'])}`"
-            text += f"; {links[name]} stopped at {at}"
+            stopped = _("{chapter} stopped at {cell}: {error}")
+            cell, error = (f"`{inline(outcome[key])}`" for key in ("code", "error"))
+            parts.append(stopped.format(chapter=links[name], cell=cell, error=error))
         elif quiet := outcome.get("did_not_fail"):
-            text += f"; in {links[name]}, cells that show an error and did not fail: {len(quiet)}"
-    return text
+            silent = _("in {chapter}, cells that show an error and did not fail: {count}")
+            parts.append(silent.format(chapter=links[name], count=len(quiet)))
+    return "; ".join(parts)
 
 
 def tests_of(tests):
     if "error" in tests:
-        return f"not run: {tests['error']}"
+        return _("not run: {error}").format(error=tests["error"])
+    told = _("{passed} passed, {failed} failed, {skipped} skipped").format(**tests)
     failed = ", ".join(f"`{name}`" for name in tests["names_of_failed"])
-    return (
-        f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped"
-        f"{': ' + failed if failed else ''}"
-    )
+    return f"{told}: {failed}" if failed else told
 
 
 def setup(app):
@@ -300,6 +297,5 @@ def setup(app):
     app.connect("source-read", adapt_recorded_page)
     app.connect("doctree-read", keep_out_of_search)
     app.connect("html-page-context", link_runs, priority=400)
-    app.add_directive("unless-recorded", UnlessRecorded)
     app.add_directive("where-this-was-run", WhereThisWasRun)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

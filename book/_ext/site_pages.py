@@ -7,13 +7,14 @@ from pathlib import Path
 from docutils import nodes
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Error, Text
+from translation import _
 
 ENTRANCE = """<!DOCTYPE html>
-<html lang="en">
+<html lang="{language}">
 <head>
 <meta charset="utf-8">
 <title>{title}</title>
-<meta name="description" content="The entrance of the book.">
+<meta name="description" content="{description}">
 <meta http-equiv="refresh" content="0; url={first}">
 </head>
 <body><p><a href="{first}">{title}</a></p></body>
@@ -42,18 +43,41 @@ def colour_code_cells(app, doctree):
             block["language"] = "ipython3"
 
 
+def name_files_of_diffs(app, doctree):
+    """A diff's two head lines name the files as the repository does, not as this machine does."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "udiff":
+            text = block.astext().replace(f"{app.srcdir}/", "")
+            block.rawsource, block[:] = text, [nodes.Text(text)]
+
+
+def theme_words(app, config):
+    """What `_config.yml` can only say in one language."""
+    config.html_theme_options |= {
+        "search_bar_text": _("Search the book"),
+        "toc_title": _("On this page"),
+        "extra_footer": "<p>{}</p>".format(
+            _("Code: MIT licence. Text and figures: {licence}.").format(
+                licence='<a href="https://creativecommons.org/licenses/by/4.0/">CC BY 4.0</a>'
+            )
+        ),
+    }
+
+
 def describe(app, pagename, templatename, context, doctree):
     """Add the description that search engines and link previews show: the first paragraph."""
     if '"description"' in context.get("metatags", ""):
         # The page brings its own, by ``html_meta`` at its top.
         return
-    description = f"A page of {app.config.html_title}: {pagename}"
+    described = _("A page of {book}: {page}")
+    description = described.format(book=app.config.html_title, page=pagename)
     if doctree:
         paragraph = next(doctree.findall(nodes.paragraph), None)
         if paragraph:
-            description = " ".join(paragraph.astext().split())
-            # The card of a chapter opens with these words; its aim is what follows them.
-            description = description.removeprefix("You will be able to: ")
+            # The card of a chapter opens with bold words; its aim is what follows them.
+            lead = paragraph[0].astext() if isinstance(paragraph[0], nodes.strong) else ""
+            aim = paragraph.astext().removeprefix(lead if lead.endswith((":", "：")) else "")
+            description = " ".join(aim.split())
             description = description[:1].upper() + description[1:]
     content = escape(description[:300], quote=True)
     context["metatags"] = context.get("metatags", "") + (
@@ -65,14 +89,21 @@ def write_entrance(app, exception):
     """The site's top-level ``index.html`` leads to the landing page, which is in ``book/``."""
     if exception is None and app.builder.name == "html" and app.config.root_doc != "index":
         first = app.builder.get_target_uri(app.config.root_doc)
-        page = ENTRANCE.format(first=first, title=escape(app.config.html_title))
+        page = ENTRANCE.format(
+            first=first,
+            title=escape(app.config.html_title),
+            language=app.config.language,
+            description=escape(_("The entrance of the book.")),
+        )
         Path(app.outdir, "index.html").write_text(page, encoding="utf-8")
 
 
 def digest_of_looks():
     """Changes whenever an extension or a file of the site's own looks changes."""
-    book = Path(__file__).parent.parent
-    files = sorted(f for part in ("_ext/*.py", "_static/*") for f in book.glob(part))
+    root = Path(__file__).parents[2]
+    # Sphinx notices a change in only one of the two files of a diff: hence rungs/.
+    parts = ("book/_ext/*.py", "book/_static/*", "rungs/*.py", "locales/*/*/extensions.po")
+    files = sorted(file for part in parts for file in root.glob(part))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -81,6 +112,8 @@ def setup(app):
     app.add_config_value("digest_of_looks", digest_of_looks(), "env", str)
     app.add_lexer("ipython-error", ErrorLexer)
     app.connect("doctree-read", colour_code_cells)
+    app.connect("config-inited", theme_words)
+    app.connect("doctree-read", name_files_of_diffs)
     app.connect("html-page-context", describe)
     app.connect("build-finished", write_entrance)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

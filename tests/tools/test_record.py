@@ -30,7 +30,7 @@ CHAPTERS = {
     "01_fine": [
         "# A chapter\n\nSee the [**rank**](../book/glossary.md#rank), [another](02_stops.ipynb), "
         "[one that is gone](03_gone.ipynb) and [a word](../book/glossary.md#no-such-word).\n\n"
-        "```{rung-diff} ../rungs/1_cpu.py ../rungs/2_gpu.py\n```",
+        "```{literalinclude} ../rungs/2_gpu.py\n:diff: ../rungs/1_cpu.py\n```",
         LEAKS,
     ],
     "02_stops": [
@@ -316,7 +316,7 @@ def test_links_of_a_recorded_page_lead_on_or_are_words(page):
         "another": "02_stops.html",
         "a word": "../../book/glossary.html",
     }
-    assert page("runs/2xT4/01_fine").select_one("figure.rung-diff")
+    assert page("runs/2xT4/01_fine").select_one(".highlight-udiff .gd")
 
 
 def test_recorded_pages_are_neither_searched_nor_in_the_contents(page, repository):

@@ -1,0 +1,99 @@
+"""What the site's own Sphinx extensions do, each on a small project of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import chapter_buttons
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTENSIONS = ROOT / "book" / "_ext"
+
+
+def sphinx(folder, **settings):
+    """Build the few files in `folder` as a site of its own; the exit status and the warnings."""
+    settings |= {"html_math_renderer": "mathml", "html_theme": "sphinx_book_theme"}
+    lines = [f"{name} = {value!r}" for name, value in settings.items()]
+    (folder / "conf.py").write_text("\n".join(lines))
+    build = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", folder, folder / "_build"],
+        env=os.environ | {"PYTHONPATH": str(EXTENSIONS)},
+        capture_output=True,
+        text=True,
+    )
+    return build.returncode, build.stderr
+
+
+@pytest.mark.slow
+def test_a_diff_names_its_files_without_this_machines_folders(tmp_path):
+    (tmp_path / "one.py").write_text("import torch\n\nx = 1 < 2\n")
+    (tmp_path / "two.py").write_text("import torch\n\nx = 2 < 3\n")
+    (tmp_path / "index.rst").write_text(
+        "A page\n======\n\n.. literalinclude:: two.py\n   :diff: one.py\n"
+    )
+    assert sphinx(tmp_path, extensions=["site_pages", "mathml"]) == (0, "")
+    page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
+    lines = page.select_one(".highlight-udiff pre").text.splitlines()
+    assert lines[:2] == ["--- one.py", "+++ two.py"]
+    assert lines[-2:] == ["-x = 1 < 2", "+x = 2 < 3"]
+
+
+@pytest.mark.slow
+def test_a_diff_of_a_missing_file_and_a_broken_formula_fail_the_build(tmp_path):
+    (tmp_path / "one.py").write_text("x = 1\n")
+    (tmp_path / "index.rst").write_text(
+        "A page\n======\n\n.. literalinclude:: one.py\n   :diff: gone.py\n\n"
+        ":math:`\\nosuchcommand` and :math:`\\frac{1}`\n"
+    )
+    status, warnings = sphinx(tmp_path, extensions=["site_pages", "mathml"])
+    assert status != 0
+    for said in ("index.rst:4", "gone.py", "unknown command \\nosuchcommand", "mfrac of 1 parts"):
+        assert said in warnings
+
+
+@pytest.mark.slow
+def test_formulas_become_mathml_and_cells_without_language_info_are_coloured(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": "# A page\n\n$\\alpha^2$"},
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "source": "for i in range(3):\n    pass",
+            "outputs": [],
+            "execution_count": 1,
+        },
+    ]
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    (tmp_path / "index.ipynb").write_text(json.dumps(notebook))
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
+    settings = {key: config[key] for key in ("suppress_warnings", "nb_ipywidgets_js")}
+    settings |= {"nb_execution_mode": "off", "myst_enable_extensions": ["dollarmath"]}
+    extensions = ["myst_nb", "site_pages", "mathml"]
+    assert sphinx(tmp_path, extensions=extensions, **settings) == (0, "")
+    page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
+    assert page.select_one("math msup").text == "α2"
+    assert [span.text for span in page.select(".cell_input .k")] == ["for", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("repository", "address"),
+    [
+        (
+            "https://github.com/someone/book",
+            "https://github.com/someone/book/blob/gh-pages/kaggle/a",
+        ),
+        ("https://gitlab.com/someone/book", None),
+        ("", None),
+    ],
+)
+def test_kaggle_is_offered_to_import_what_it_can_import(repository, address):
+    options = {"repository_url": repository} if repository else {}
+    config = SimpleNamespace(html_theme_options=options, published_branch="gh-pages")
+    link = chapter_buttons.import_address(config, "kaggle/a")
+    assert link == (address and f"https://kaggle.com/kernels/welcome?src={address}")

@@ -1,0 +1,155 @@
+"""What the files of the built site say, without a browser to show them."""
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def contents():
+    """What `_toc.yml` lists, as paths without suffix."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
+    return [toc["root"], *chapters]
+
+
+def test_every_notebook_and_page_of_the_book_is_in_the_contents():
+    files = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "book").glob("*.md")]
+    there = {path.relative_to(ROOT).with_suffix("").as_posix() for path in files}
+    assert sorted(contents()) == sorted(there)
+
+
+def test_the_site_has_a_page_for_everything_in_the_contents(pages):
+    assert [name for name in contents() if f"{name}.html" not in pages] == []
+
+
+def test_the_entrance_leads_to_the_landing_page(pages):
+    link = pages["index.html"].find("a")["href"]
+    assert link == "book/index.html"
+    assert link in pages["index.html"].find("meta", {"http-equiv": "refresh"})["content"]
+
+
+def test_every_internal_link_and_anchor_resolves(site, pages):
+    anchors = {name: {tag["id"] for tag in page.find_all(id=True)} for name, page in pages.items()}
+    broken = []
+    for name, page in pages.items():
+        targets = [tag[key] for key in ("href", "src") for tag in page.find_all(**{key: True})]
+        for target in targets:
+            address, anchor = urldefrag(target)
+            if urlsplit(address).scheme or address.startswith("//"):
+                continue
+            path = unquote(urlsplit(address).path)
+            file = (site / name).parent / path if path else site / name
+            file = file.resolve()
+            if not file.is_file():
+                broken.append(f"{name}: {target}")
+            elif anchor and file.suffix == ".html":
+                known = anchors[file.relative_to(site).as_posix()]
+                if unquote(anchor) not in known:
+                    broken.append(f"{name}: {target}")
+    assert broken == []
+
+
+def test_no_markup_and_no_style_sheet_loads_from_another_host(site, pages):
+    loads = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+    remote = [
+        f"{name}: {tag}"
+        for name, page in pages.items()
+        for element, key in loads.items()
+        for tag in page.find_all(element)
+        if re.match(r"(https?:)?//", tag.get(key, ""))
+    ]
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8", errors="replace")
+        remote += [
+            f"{sheet.name}: {url}" for url in re.findall(r"url\(['\"]?(?:https?:)?//.*?\)", text)
+        ]
+        remote += [
+            f"{sheet.name}: {url}" for url in re.findall(r"@import.*?(?:https?:)?//.*", text)
+        ]
+    assert remote == []
+
+
+def test_every_picture_has_a_text_alternative(pages):
+    without = []
+    for name, page in pages.items():
+        without += [f"{name}: {img}" for img in page.find_all("img") if not img.get("alt")]
+        for figure in page.select("figure:has(svg)"):
+            labelled = figure.get("aria-label") or figure.select_one("svg > title")
+            if not labelled:
+                without.append(f"{name}: {str(figure)[:100]}")
+    assert without == []
+
+
+def test_every_page_has_a_title_and_a_description_of_its_own(pages):
+    titles, descriptions = {}, {}
+    for name, page in pages.items():
+        found = page.find_all("meta", {"name": "description"})
+        assert len(found) == 1, f"{name} has {len(found)} descriptions"
+        if name != "index.html":
+            titles.setdefault(page.title.get_text(strip=True), []).append(name)
+            descriptions.setdefault(found[0]["content"].strip(), []).append(name)
+    for texts in (titles, descriptions):
+        assert "" not in texts
+        assert [names for names in texts.values() if len(names) > 1] == []
+
+
+def test_every_chapter_can_be_downloaded_as_it_is_in_the_repository(site, pages):
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        name = f"notebooks/{notebook.stem}.html"
+        link = pages[name].select_one(".chapter-buttons > a[download]")
+        downloaded = ((site / name).parent / link["href"]).resolve()
+        cells = [json.loads(path.read_bytes())["cells"] for path in (notebook, downloaded)]
+        assert cells[0] == cells[1], f"{name} offers another notebook"
+
+
+def test_every_chapter_offers_a_notebook_for_kaggle_that_carries_the_package(site, pages):
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        name = f"notebooks/{notebook.stem}.html"
+        link = pages[name].select_one(".chapter-panel a[download]")
+        offered = json.loads(((site / name).parent / link["href"]).read_bytes())
+        assert 'carried="' in "".join(offered["cells"][0]["source"])
+
+
+def test_the_footer_names_the_year_and_both_licences(pages):
+    for name in contents():
+        footer = pages[f"{name}.html"].select_one("footer.bd-footer-content").get_text()
+        assert re.search(r"20\d\d", footer), f"{name}: {footer}"
+        assert "MIT" in footer
+        assert "CC BY 4.0" in footer
+
+
+def test_the_search_index_knows_the_words_of_every_error_on_a_page(site):
+    from sphinx.search.en import SearchEnglish
+
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    english, unknown = SearchEnglish({}), []
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        number = index["docnames"].index(f"notebooks/{notebook.stem}")
+        for cell in json.loads(notebook.read_bytes())["cells"]:
+            for output in cell.get("outputs", []):
+                if output["output_type"] != "error":
+                    continue
+                message = re.sub(r"\x1b\[[\d;]*m", "", f"{output['ename']} {output['evalue']}")
+                for word in english.split(message.splitlines()[0]):
+                    # As the indexer does it; long words and digits have rules of their own.
+                    if not (
+                        word.isascii() and word.isalpha() and english.word_filter(word.lower())
+                    ):
+                        continue
+                    stem = english.stem(word.lower())
+                    if not english.word_filter(stem):  # "one" becomes "on", which is left out
+                        stem = word.lower()
+                    # A word of the page's title is kept apart.
+                    pages = [index[kind].get(stem, []) for kind in ("terms", "titleterms")]
+                    if not any(number in (n if isinstance(n, list) else [n]) for n in pages):
+                        unknown.append(f"{notebook.stem}: {word}")
+    assert unknown == []
