@@ -12,7 +12,7 @@ HTML := _build/html
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book test quick site lint unit notebooks refresh record kaggle test-kaggle test-oldest bench venv clean
+.PHONY: help book test quick site lint unit notebooks refresh record kaggle test-kaggle test-oldest bench gettext venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,16 @@ test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch a
 
 bench: venv  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+
+gettext: venv  ## collect all that a translator translates, in _build/gettext
+	$(BIN)/jupyter-book config sphinx .
+	PYTHONPATH=book/_ext $(BIN)/sphinx-build -q -b gettext . _build/gettext
+	$(BIN)/pybabel -q extract -o _build/gettext/extensions.pot book/_ext
+
+# make book-zh_CN: the edition of the catalogues in locales/zh_CN
+book-%: venv
+	$(BIN)/jupyter-book config sphinx .
+	PYTHONPATH=book/_ext $(BIN)/sphinx-build -q -E -W -n --keep-going -D language=$* . _build/$*
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt
 

@@ -159,6 +159,7 @@ def replay(outputs):
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_nbval_notices_every_compared_output_that_was_changed(tmp_path):
     """Each cell of every chapter stands there twice: as it is, and with a spoilt stored output."""
     notebook, expected = nbformat.v4.new_notebook(), set()

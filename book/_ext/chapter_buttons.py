@@ -44,10 +44,12 @@ def add_buttons(app, page, template, context, doctree):
 
 def steps_on_kaggle(notebook, more, address):
     """What to click, as Markdown; `address` is Kaggle's link that imports the notebook, or None."""
-    get = _("Download this chapter for Kaggle")
-    brings = _("one file that brings the book's package along.")
+    file = f'href="{notebook}" download'
     steps = [
-        f'<a href="{notebook}" download>{get}</a>: {brings}',
+        _(
+            "<a {file}>Download this chapter for Kaggle</a>, one file that brings the book's "
+            "package along."
+        ).format(file=file),
         _(
             "On [kaggle.com/code](https://www.kaggle.com/code), choose *New Notebook*, then "
             "*File > Import Notebook*, and give it that file."
@@ -58,7 +60,7 @@ def steps_on_kaggle(notebook, more, address):
         ),
     ]
     lines = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    lines += ["", f"[{_('More about Kaggle')}]({more})"]
+    lines += ["", _("[More about Kaggle]({page})").format(page=more)]
     if address:
         or_import = _("Or [let Kaggle fetch this chapter]({address}), then go on with step 3.")
         lines += ["", or_import.format(address=address)]

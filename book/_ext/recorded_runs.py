@@ -129,7 +129,7 @@ def note(app, machine, chapter, title):
         "This is *{title}* as it ran on **{machine}** on {date}, with PyTorch {torch}. The text is "
         "the chapter's, and the numbers in it are those of the chapter's own outputs."
     ).format(title=title, machine=label(machine), date=facts["date"], torch=facts["torch"])
-    more = f"[{_('More about this run')}]({relpath(f'{WHERE}.md', here)})."
+    more = _("[More about this run]({page}).").format(page=relpath(f"{WHERE}.md", here))
     boxes = [box("note", _("A recorded run"), f"{told} {more}")]
     if not outcome["passed"]:
         failed = _(
@@ -183,7 +183,8 @@ def link_runs(app, page, template, context, doctree):
         for target, words in pages.items()
         if target in app.env.all_docs
     ]
-    links.append(f'<a href="{context["pathto"](WHERE)}">{_("where this was run")}</a>')
+    where = _("where this was run")
+    links.append(f'<a href="{context["pathto"](WHERE)}">{where}</a>')
     line = _("As run on: {machines}").format(machines=" · ".join(links))
     line = f'<p class="as-run-on">{line}</p>'
     context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
@@ -230,7 +231,8 @@ def machines_list(app):
     for machine, facts in app.recorded_runs.items():
         head = _("**{machine}**, on {date}").format(machine=label(machine), date=facts["date"])
         yield from ["", head, ""]
-        data = ", ".join(f"`{name}`: {where}" for name, where in facts["data"].items())
+        words = words_of_data()
+        data = ", ".join(f"`{k}`: {words.get(v, v)}" for k, v in facts["data"].items())
         told = {
             _("Machine"): hardware(facts),
             _("Software"): f"{software(facts)}; {facts['system']}",
@@ -241,6 +243,16 @@ def machines_list(app):
             _("Command"): f"`{facts['command']}`",
         }
         yield from (f"- {name}: {value}" for name, value in told.items())
+
+
+def words_of_data():
+    """What ``tools/record.py`` says of a data set."""
+    return {
+        "bundled": _("bundled"),
+        "cut from the full set": _("cut from the full set"),
+        "full": _("full"),
+        "not here": _("not here"),
+    }
 
 
 def hardware(facts):

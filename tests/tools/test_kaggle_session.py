@@ -34,15 +34,17 @@ def test_two_t4s_are_ready_in_a_few_lines(session, capsys):
     kaggle.check_session(two_gpus=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("Python 3.")
-    assert lines[2:] == ["GPUs: Tesla T4, Tesla T4", "Ready: run the cells below."]
+    assert lines[2].endswith("Tesla T4, Tesla T4")
+    assert lines[3].startswith("Ready")
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize(
     ("gpus", "two_gpus", "said"),
     [
-        ([], False, "NOTE: no accelerator; all cells run on the CPU. For two GPUs: Settings > Acc"),
-        (["Tesla P100-PCIE-16GB"], False, "NOTE: a P100 is one GPU, not two, and new versions of"),
-        (["Tesla T4"], True, "NOTE: one GPU, and this chapter uses two where there are two: Sett"),
+        ([], False, "no accelerator"),
+        (["Tesla P100-PCIE-16GB"], False, "P100"),
+        (["Tesla T4"], True, "one GPU"),
         (["Tesla T4"], False, ""),
     ],
 )
@@ -54,8 +56,7 @@ def test_a_wrong_accelerator_is_a_line_that_says_what_to_click(
     kaggle.check_session(two_gpus=two_gpus)
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NOTE")]
     assert len(notes) == bool(said)
-    assert not said or notes[0].startswith(said)
-    assert not said or notes[0].endswith("Settings > Accelerator > GPU T4 x2.")
+    assert all(said in note and "Accelerator > GPU T4 x2" in note for note in notes)
 
 
 def test_a_driver_that_does_not_answer_is_no_gpu(session, tmp_path):
