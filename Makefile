@@ -89,4 +89,4 @@ $(VENV)/installed: requirements.txt pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 clean:  ## remove what was built; .venv stays
-	rm -rf _build dist
+	rm -rf _build dist conf.py

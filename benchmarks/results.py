@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -46,14 +47,16 @@ class Result:
 
 def table(group: dict) -> str:
     """A group of ``results.json`` as the Markdown that the site's page includes."""
-    rows = [["What", "In numbers", "Measured", "Spread", "Goal", "Met?"], ["---"] * 6]
+    heads = ["What", "In numbers", "Measured", "Spread", "Runs", "Goal", "Met?"]
+    rows = [heads, ["---"] * len(heads)]
     for result in (Result(**result) for result in group["results"]):
-        spread = f"{result.low:.2f} to {result.high:.2f}, n = {result.runs}"
-        goal = f"{'at most' if result.at_most else 'at least'} {result.goal:g}"
-        measured, met = f"{result.ratio:.2f}", "yes" if result.met else "no"
-        rows.append(
-            [escape(result.what, False), escape(result.detail, False), measured, spread, goal, met]
-        )
+        # The site would make one dash of two.
+        what = re.sub(r"--\S+", r"`\g<0>`", escape(result.what, quote=False))
+        detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
+        spread = f"{result.low:.2f} to {result.high:.2f}"
+        goal = f"{'≤' if result.at_most else '≥'} {result.goal:g}"
+        met = "yes" if result.met else "no"
+        rows.append([what, detail, f"{result.ratio:.2f}", spread, str(result.runs), goal, met])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     machine = dict(group["machine"])
     date = machine.pop("date")
