@@ -85,11 +85,11 @@ def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
     Both from a new process that has imported the same: on a virtual machine, memory that has been
     free for a second is slower to get than memory that was free just now.
     """
-    source, target = folder / "ddp.pt", folder / "target"
+    source, target = folder / "ddp.pt", folder / f"target.{to}"
     make_ddp_checkpoint(source, gigabytes)
     start = "import subprocess, torch\nfrom torchladder.checkpoints import fix_checkpoint\nSTART\n"
     copy = f"subprocess.run(['cp', {str(source)!r}, {str(target)!r}], check=True)"
-    fix = f"fix_checkpoint({str(source)!r}, {str(target)!r}, to={to!r})"
+    fix = f"fix_checkpoint({str(source)!r}, {str(target)!r})"
     pairs, peaks = [], []
     for _ in range(RUNS):
         runs = []

@@ -464,7 +464,7 @@ def float8(folder):
     return saved(folder, net().to(torch.float8_e4m3fn).state_dict())
 
 
-@good(at="", cast=torch.complex64, to="torch")
+@good(at="", cast=torch.complex64)
 def complex_numbers(folder):
     return saved(folder, net().to(torch.complex64).state_dict())
 
@@ -570,24 +570,33 @@ def weights_at_the_top_with_others_beside(folder):
     return saved(folder, {**net().state_dict(), **things})
 
 
-@good(at="", trust=True, model_class="checkpoint_files.Net")
+@good(at="", calls="checkpoint_files.Net", model_class="checkpoint_files.Net")
 def whole_model(folder):
     return saved(folder, net())
 
 
-@good(at="", trust=True, prefix="module.")
+@good(at="", calls="checkpoint_files.Net", prefix="module.")
 def whole_data_parallel_model(folder):
     return saved(folder, DataParallel(net()))
 
 
-@good(at="model", trust=True, model_class="checkpoint_files.Net", cast=torch.float16)
+@good(
+    at="model", calls="checkpoint_files.Net", model_class="checkpoint_files.Net", cast=torch.float16
+)
 def whole_model_in_a_dict(folder):
     return saved(folder, {"model": net().half(), "epoch": 3, "ema": None})
 
 
-@good(at="", trust=True, model_class="checkpoint_files.Net")
+@good(at="", calls="checkpoint_files.Net", model_class="checkpoint_files.Net")
 def whole_legacy_model(folder):
     return saved(folder, net(), _use_new_zipfile_serialization=False)
+
+
+@good(at="", calls="io.open", model_class="checkpoint_files.Net")
+def malicious_whole_model(folder):
+    state = net()
+    state.conv.extra = Boom(folder / "marker")
+    return saved(folder, state)
 
 
 # --- bad ----------------------------------------------------------------------------------------
@@ -723,13 +732,6 @@ def bit_flip_in_the_names(folder):
     return path
 
 
-@bad("which loads by running code", inspectable=True)
-def malicious(folder):
-    state = net()
-    state.conv.extra = Boom(folder / "marker")
-    return saved(folder, state)
-
-
 @bad("no state dict in it", inspectable=True)
 def malicious_alone(folder):
     return saved(folder, Boom(folder / "marker"))
@@ -743,11 +745,6 @@ def malicious_legacy(folder):
 @bad("no state dict in it", inspectable=True)
 def malicious_pickle(folder):
     return written(folder, pickle.dumps({"state_dict": Boom(folder / "marker")}))
-
-
-@bad("a whole model of class checkpoint_files.Net", inspectable=True)
-def whole_model_not_trusted(folder):
-    return saved(folder, net())
 
 
 @bad("would be one key", inspectable=True)

@@ -142,15 +142,6 @@ def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
     assert torch.load(tmp_path / "y.pt")["w"].shape == (10**9,)
 
 
-def test_the_kind_of_file_and_its_name_agree(tmp_path):
-    path = plain(tmp_path)
-    for options in ({"to": "torch"}, {"to": "onnx"}):
-        with pytest.raises(CheckpointError, match="to="):
-            fix_checkpoint(path, tmp_path / "y.safetensors", **options)
-    fix_checkpoint(path, tmp_path / "weights", to="safetensors")
-    assert inspect_checkpoint(tmp_path / "weights").format == "safetensors"
-
-
 @pytest.mark.parametrize("name", [".", "pipe"])
 def test_what_is_no_file_is_not_written_over(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")

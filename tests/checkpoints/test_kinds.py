@@ -71,7 +71,7 @@ def test_good_files_are_understood_fixed_and_loaded(kind, files, tmp_path):
     assert expected.get("prefix") in (None, *found.prefixes)
     assert bool(found.prefixes) == ("prefix" in expected)
     assert expected.get("calls", "") in " ".join(found.imports)
-    assert bool(found.imports) == bool({"calls", "trust", "inspect_at"} & expected.keys())
+    assert bool(found.imports) == bool({"calls", "inspect_at"} & expected.keys())
     assert set(found.devices.values()) == {expected.get("device", "cpu")}
     assert expected.get("oversized") in (None, *found.oversized)
     if "model_class" in expected:
@@ -79,12 +79,10 @@ def test_good_files_are_understood_fixed_and_loaded(kind, files, tmp_path):
     assert all(len(line) <= 80 or str(folder) in line for line in repr(found).splitlines())
     assert len(repr(found).splitlines()) < 60
 
-    options = {name: expected[name] for name in ("trust", "key") if name in expected}
+    options = {name: expected[name] for name in ("key",) if name in expected}
     if expected.get("needs_model"):
         options["model"] = DataParallel(kind_of_model())
     for name in ("fixed.pt", "fixed.safetensors"):
-        if expected.get("to") == "torch" and name != "fixed.pt":
-            continue
         report = fix_checkpoint(path, tmp_path / name, **options)
         assert str(report.target) in repr(report)
     fixed = torch.load(tmp_path / "fixed.pt")
@@ -94,13 +92,12 @@ def test_good_files_are_understood_fixed_and_loaded(kind, files, tmp_path):
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in fixed.values()}
     assert sum(storage.nbytes() for storage in storages.values()) < 5000
 
-    if not expected.get("trust"):
-        for source in [path, tmp_path / "fixed.pt", *tmp_path.glob("*.safetensors")]:
-            model = kind_of_model()
-            given = {"key": options["key"]} if "key" in options and source == path else {}
-            report = load_into(DataParallel(model), source, strict=kind not in WITH_MORE, **given)
-            assert set(report.names) == set(wanted)
-            assert equal(model.state_dict(), {k: v.to(torch.float32) for k, v in wanted.items()})
+    for source in [path, tmp_path / "fixed.pt", *tmp_path.glob("*.safetensors")]:
+        model = kind_of_model()
+        given = {"key": options["key"]} if "key" in options and source == path else {}
+        report = load_into(DataParallel(model), source, strict=kind not in WITH_MORE, **given)
+        assert set(report.names) == set(wanted)
+        assert equal(model.state_dict(), {k: v.to(torch.float32) for k, v in wanted.items()})
     assert fingerprint(folder) == before
     assert not (folder / "marker").exists()
 

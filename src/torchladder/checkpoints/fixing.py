@@ -21,8 +21,6 @@ from torchladder.checkpoints.reports import counted, report, some
 from torchladder.checkpoints.state_dicts import (
     choose,
     describe,
-    is_model,
-    run_model,
     split,
 )
 from torchladder.models import unwrapped
@@ -80,9 +78,7 @@ def fix_checkpoint(
     *,
     model: nn.Module | None = None,
     key: str | None = None,
-    to: str | None = None,
     strict: bool = True,
-    trust: bool = False,
 ) -> FixReport:
     """Write the weights of any checkpoint as a plain state dict that loads on every rung.
 
@@ -94,19 +90,13 @@ def fix_checkpoint(
     src : path
         What `inspect_checkpoint` knows. No code in it is run.
     dst : path
-        The file to write; not the source.
+        The file to write, not the source; one called ``.safetensors`` gets that format.
     model : Module, optional
         Whose keys the file gets: prefixes come and go as it needs, other keys are left out.
     key : str, optional
         Under which dotted key the state dict is, if there are several.
-    to : ``"torch"`` or ``"safetensors"``, optional
-        The kind of file; by default what the name `dst` ends in.
     strict : bool
         Refuse if the result would not load into `model`, for missing keys or other shapes.
-    trust : bool
-        Take the state dict of a whole pickled model. This loads the file with
-        ``weights_only=False``: whatever code the file names is run. Only for files that you or
-        someone you would give your password to have made.
 
     Raises
     ------
@@ -126,31 +116,25 @@ def fix_checkpoint(
     >>> keys, report.dropped
     (['weight', 'bias'], {'epoch': '3'})
     """
-    target, kind = Path(dst), _kind(Path(dst), to)
+    target = Path(dst)
     checkpoint = open_checkpoint(src)
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
-    where, found, dropped = _weights(checkpoint, key, trust)
+    where, weights = choose(checkpoint.tree, checkpoint.path, key)
+    found, rest = split(weights, checkpoint.path)
+    if where:
+        above = where.split(".")[0]
+        rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
+    dropped = {str(k): describe(value) for k, value in rest.items()}
     match = _match(checkpoint, found, model, strict)
     for old in found.keys() - match.names.values():
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
     values = {new: found[old] for new, old in match.names.items()}
-    try:
-        with atomic_file(target) as temporary:
-            write = _write_torch if kind == "torch" else _write_safetensors
-            verified = write(checkpoint, values, temporary)
-    except CheckpointError:
-        raise
-    except Exception as error:  # of the disk, of torch, of safetensors
-        needed = in_bytes(sum(v.nbytes for v in values.values() if isinstance(v, Tensor)))
-        raise CheckpointError(
-            f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
-            f"and {needed} of space in it?"
-        ) from error
+    verified = _write(checkpoint, values, target)
     return FixReport(
         source=Path(src),
         target=target,
-        format=kind,
+        format="safetensors" if target.suffix == ".safetensors" else "torch",
         size=target.stat().st_size,
         weights_at=where,
         names=match.names,
@@ -162,29 +146,6 @@ def fix_checkpoint(
         missing_keys=match.missing_keys,
         mismatched_shapes=match.mismatched_shapes,
     )
-
-
-def _kind(target: Path, to: str | None) -> str:
-    by_name = "safetensors" if target.suffix == ".safetensors" else "torch"
-    if to not in (None, "torch", "safetensors"):
-        raise CheckpointError(f"to={to!r}: 'torch' or 'safetensors'.")
-    if to == "torch" != by_name:
-        raise CheckpointError(f"{target} is a safetensors file by its name, and to={to!r}.")
-    return to or by_name
-
-
-def _weights(
-    checkpoint: Checkpoint, key: str | None, trust: bool
-) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """Where the weights are, the weights, and what else there is."""
-    where, weights = choose(checkpoint.tree, checkpoint.path, key, whole_models=trust)
-    if is_model(weights):
-        checkpoint.verify()
-        weights = run_model(checkpoint, where)
-    kept, rest = split(weights, checkpoint.path)
-    above = where.split(".")[0]
-    beside = {k: v for k, v in checkpoint.tree.items() if k != above} if where else {}
-    return where, kept, {str(k): describe(value) for k, value in (rest | beside).items()}
 
 
 def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict: bool) -> Match:
@@ -200,6 +161,22 @@ def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict
         way_out = "Nothing was written; strict=False (--partial) writes what fits."
         raise misfit(checkpoint.path, unwrapped(model), found, way_out)
     return found
+
+
+def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> int:
+    """Write all of the file, or leave what was there; how many tensors were verified."""
+    write = _write_safetensors if target.suffix == ".safetensors" else _write_torch
+    try:
+        with atomic_file(target) as temporary:
+            return write(checkpoint, values, temporary)
+    except CheckpointError:
+        raise
+    except Exception as error:  # of the disk, of torch, of safetensors
+        needed = in_bytes(sum(v.nbytes for v in values.values() if isinstance(v, Tensor)))
+        raise CheckpointError(
+            f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
+            f"and {needed} of space in it?"
+        ) from error
 
 
 def _write_torch(checkpoint: Checkpoint, values: Mapping[str, Any], path: Path) -> int:
@@ -235,13 +212,13 @@ def _write_safetensors(checkpoint: Checkpoint, values: Mapping[str, Any], path: 
         if not isinstance(value, Tensor):
             raise CheckpointError(
                 f"{checkpoint.path}: {key!r} is {describe(value)}, and safetensors holds tensors "
-                "alone. Write a file that ends in .pt."
+                "alone. Write a .pt file."
             )
         there = value.untyped_storage().nbytes()
         if value.nbytes > 1e6 + there:  # a stride of 0: else 4 bytes fill the disk
             raise CheckpointError(
                 f"{checkpoint.path}: {key!r} shows the same {in_bytes(there)} again and again, "
-                f"which would be {in_bytes(value.nbytes)} in safetensors. to='torch' keeps it."
+                f"which would be {in_bytes(value.nbytes)} in safetensors. Write a .pt file."
             )
         if first.setdefault(place(value), key) != key:
             notes[key] = first[place(value)]  # as safetensors.torch.save_model says it

@@ -18,9 +18,7 @@ from torchladder.checkpoints.state_dicts import (
     describe,
     is_model,
     kind_of,
-    run_model,
     state_dicts,
-    weights_of,
 )
 from torchladder.tables import in_bytes
 
@@ -111,9 +109,7 @@ def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - half - 3]}...{text[-half:]}"
 
 
-def inspect_checkpoint(
-    path: str | Path, *, trust: bool = False, verify: bool | None = None
-) -> Inspection:
+def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Inspection:
     """Look into a checkpoint of any kind without running code from it or reading its numbers.
 
     (The numbers are read of files that ``torch.save`` wrote before PyTorch 1.6.)
@@ -122,10 +118,6 @@ def inspect_checkpoint(
     ----------
     path : path
         A file, or the folder of a sharded checkpoint.
-    trust : bool
-        Of a whole pickled model, ask the model itself for its state dict. This loads the file with
-        ``weights_only=False``: whatever code the file names is run. Only for files that you or
-        someone you would give your password to have made.
     verify : bool, optional
         Compare the numbers with the checksums in the file. Reads all of it; by default only if
         that is quick.
@@ -148,14 +140,11 @@ def inspect_checkpoint(
     ('model', ['module.weight', 'module.bias'], {'module.': 2})
     """
     checkpoint = open_checkpoint(path)
-    note = ""
+    there, note = state_dicts(checkpoint.tree), ""
     try:
-        where, weights = choose(checkpoint.tree, checkpoint.path, whole_models=True)
+        where, weights = choose(checkpoint.tree, checkpoint.path)
     except CheckpointError as error:
         where, weights, note = None, {}, str(error)
-    model_class = weights.name if is_model(weights) else None
-    if model_class:
-        weights = run_model(checkpoint, where) if trust else weights_of(weights)
     keys = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
     try:
         names = clean_names(keys, lightning=checkpoint.is_lightning)
@@ -167,13 +156,13 @@ def inspect_checkpoint(
         size=sum(file.stat().st_size for file in checkpoint.files),
         checksums="",
         contents=_contents(checkpoint.tree, where),
-        state_dicts=list(state_dicts(checkpoint.tree)),
+        state_dicts=list(there),
         weights_at=where,
         keys=keys,
         devices={key: checkpoint.device(tensor) for key, tensor in keys.items()},
         parameters=sum({place(tensor): tensor.numel() for tensor in keys.values()}.values()),
         prefixes=removed_prefixes(names),
-        model_class=model_class,
+        model_class=there[where].name if is_model(there.get(where)) else None,
         shared=[names for names in by_place(keys).values() if len(names) > 1],
         oversized=oversized(keys),
         imports=checkpoint.imports,
@@ -229,12 +218,6 @@ def oversized(values: Mapping[str, Any]) -> list[str]:
 
 def _advice(found: Inspection) -> Iterator[str]:
     """Sentences on what to do next."""
-    if found.model_class:
-        yield (
-            f"A whole model: loading it runs code. If you trust the file and {found.model_class} "
-            f"can be imported: torchladder fix {found.path} -o fixed.pt --trust"
-        )
-        return
     if found.imports:
         yield (
             "torch.load refuses this file unless weights_only=False, which imports what stands "

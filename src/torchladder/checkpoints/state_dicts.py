@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchladder.checkpoints.pickles import StandIn, walk
-from torchladder.checkpoints.reading import Checkpoint, CheckpointError
+from torchladder.checkpoints.reading import CheckpointError
 from torchladder.checkpoints.reports import some
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
@@ -61,10 +60,8 @@ def _state_dicts(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[st
                 yield from _state_dicts(value, (*above, key), opened)
 
 
-def choose(
-    tree: Any, path: Any, key: str | None = None, *, whole_models: bool = False
-) -> tuple[str, Mapping]:
-    """The state dict that is meant, after the dotted key it is under; or a whole pickled model.
+def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
+    """The state dict that is meant, after the dotted key it is under; of a whole model, its own.
 
     Raises
     ------
@@ -85,13 +82,7 @@ def choose(
             f"key={chosen[0]!r} (--key {chosen[0]})."
         )
     weights = found[chosen[0]]
-    if is_model(weights) and not whole_models:
-        raise CheckpointError(
-            f"{path}: a whole model of class {weights.name}, which loads by running code of the "
-            "file. If you trust whoever made it: fix_checkpoint(..., trust=True), or torchladder "
-            "fix --trust, makes a state dict of it."
-        )
-    return chosen[0], weights
+    return chosen[0], _parts_of(weights) if is_model(weights) else weights
 
 
 def _preference(name: str) -> tuple[int, int]:
@@ -129,35 +120,21 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
     return kept, {key: value for key, value in weights.items() if key not in kept}
 
 
-def weights_of(model: StandIn) -> dict[str, Any]:
-    """The state dict of a whole pickled model, as far as its parts show it without its code."""
+def _parts_of(model: StandIn) -> dict[str, Any]:
+    """The state dict of a whole pickled model, from its parameters and buffers: no code is run."""
     weights, waiting, opened = {}, [("", model)], set()
     while waiting:
         prefix, module = waiting.pop()
-        state = module.state if is_model(module) and id(module) not in opened else {}
+        if not is_model(module) or id(module) in opened:
+            continue
         opened.add(id(module))
+        state = module.state
         skipped = state.get("_non_persistent_buffers_set") or ()
-        own = (state.get("_parameters") or {}) | (state.get("_buffers") or {})
-        for name in own:
-            if own[name] is not None and name not in skipped:
-                weights[f"{prefix}{name}"] = own[name]
-        inside = [(f"{prefix}{name}.", m) for name, m in (state.get("_modules") or {}).items()]
-        waiting += reversed(inside)
+        for name, value in [*state["_parameters"].items(), *state["_buffers"].items()]:
+            if value is not None and name not in skipped:
+                weights[f"{prefix}{name}"] = value
+        waiting += reversed([(f"{prefix}{n}.", m) for n, m in state["_modules"].items()])
     return weights
-
-
-def run_model(checkpoint: Checkpoint, where: str) -> dict[str, Any]:
-    """The state dict of a whole pickled model by its own ``state_dict()``. Runs the file's code."""
-    try:
-        found = torch.load(checkpoint.path, map_location="cpu", weights_only=False)
-        for key in filter(None, where.split(".")):
-            found = found[key]
-        return found.state_dict()
-    except Exception as error:  # it is the file's code that failed, in whatever way
-        raise CheckpointError(
-            f"{checkpoint.path}: its model could not be made ({type(error).__name__}: {error}). "
-            "Its class must be importable under the name it had when it was saved."
-        ) from error
 
 
 def kind_of(tensor: Tensor) -> tuple[str, str]:
