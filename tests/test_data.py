@@ -256,14 +256,14 @@ def test_download_asks_torchvision_and_then_checks_what_came(
 
 
 def test_a_failed_download_names_the_other_way(elsewhere, monkeypatch):
-    class Unreachable:
+    class CIFAR10:
         base_folder = "cifar-10-batches-py"
 
         def __init__(self, folder, download):
             raise RuntimeError("Error downloading")
 
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Unreachable)
-    with pytest.raises(OSError, match=r"Unreachable could not be downloaded .* TORCHLADDER_DATA"):
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", CIFAR10)
+    with pytest.raises(OSError, match=r"CIFAR10 could not be downloaded .* TORCHLADDER_DATA"):
         load("cifar10", download=True)
 
 
@@ -330,6 +330,15 @@ def test_missing_cifar10_files_are_named(tiny_cifar):
     shutil.rmtree(tiny_cifar)
     with pytest.raises(FileNotFoundError, match=r"CIFAR-10 not found.*pankrzysiu/cifar10-python"):
         load("cifar10")
+
+
+def test_a_download_completes_a_set_that_lacks_a_file(tiny_cifar, monkeypatch):
+    lacking = tiny_cifar / "test_batch"
+    raw = lacking.read_bytes()
+    lacking.unlink()
+    cifar = torchvision.datasets.CIFAR10
+    monkeypatch.setattr(cifar, "download", lambda self: lacking.write_bytes(raw))
+    assert len(load("cifar10", tiny_cifar.parent, download=True).test_images) == 20
 
 
 # --- batches ------------------------------------------------------------------------------------

@@ -169,7 +169,6 @@ def test_mps_on_a_machine_without_one_is_refused(no_gpu):
 def cuda_build(no_gpu, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
 
 
 def driver_files(monkeypatch, exist: bool) -> None:

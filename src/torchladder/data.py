@@ -11,8 +11,8 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -46,28 +46,16 @@ FASHION_CSV = {"fashion-mnist_train.csv": 60_000, "fashion-mnist_test.csv": 10_0
 
 @dataclass(frozen=True)
 class ImageData:
-    """A classification set in memory.
-
-    Attributes
-    ----------
-    train_images, test_images : Tensor
-        ``uint8``, shape ``(N, C, H, W)``.
-    train_labels, test_labels : Tensor
-        ``int64``, shape ``(N,)``.
-    classes : tuple of str
-        ``classes[label]`` is the label's name.
-    mean, std : tuple of float
-        Of each channel over the full training set, with pixels between 0 and 1.
-    """
+    """A classification set in memory."""
 
     name: str
-    train_images: Tensor = field(repr=False)
-    train_labels: Tensor = field(repr=False)
-    test_images: Tensor = field(repr=False)
-    test_labels: Tensor = field(repr=False)
-    classes: tuple[str, ...] = field(repr=False)
-    mean: tuple[float, ...] = field(repr=False)
-    std: tuple[float, ...] = field(repr=False)
+    train_images: Tensor  # uint8, shape (N, C, H, W)
+    train_labels: Tensor  # int64, shape (N,)
+    test_images: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]  # the name of each label
+    mean: tuple[float, ...]  # of each channel over the full training set, pixels from 0 to 1
+    std: tuple[float, ...]
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -131,26 +119,32 @@ def load(
     }
     if name not in loaders:
         raise ValueError(f"No data set {name!r}: there are {', '.join(loaders)}.")
-    if folder is not None and not Path(folder).is_dir():
+    if not (folder is None or download or Path(folder).is_dir()):
+        raise FileNotFoundError(f"{folder} is not a folder; nothing was loaded.")
+    folders = _folders(folder)
+    try:
+        return loaders[name](folders)
+    except FileNotFoundError:
         if not download:
-            raise FileNotFoundError(f"{folder} is not a folder; nothing was loaded.")
-        Path(folder).mkdir(parents=True)
-    return loaders[name](_folders(folder), download)
+            raise
+    _download("CIFAR10" if name == "cifar10" else "FashionMNIST", folders[0])
+    return loaders[name](folders)
 
 
 def _folders(folder: str | os.PathLike | None) -> list[Path]:
     """Where to look; the first is also where to download to."""
     if folder is not None:
         return [Path(folder)]
-    cache = Path.home() / ".cache" / "torchladder"
+    usual = [Path.home() / ".cache" / "torchladder", DEBIAN, KAGGLE]
     chosen = os.environ.get("TORCHLADDER_DATA")
-    return [*([Path(chosen)] if chosen else []), cache, DEBIAN, KAGGLE]
+    return [Path(chosen), *usual] if chosen else usual
 
 
 def _find(folders: list[Path], *names: str) -> list[Path]:
-    """Every file or folder called one of `names`, up to four levels below `folders`."""
+    """Every file called one of `names`, up to four levels below `folders`."""
     patterns = ["*/" * depth + name for depth in range(5) for name in names]
-    return [p for root in folders for pattern in patterns for p in sorted(root.glob(pattern))]
+    found = [p for root in folders for pattern in patterns for p in sorted(root.glob(pattern))]
+    return [path for path in found if path.is_file()]
 
 
 def _two_ways(what: str, slug: str) -> str:
@@ -161,13 +155,15 @@ def _two_ways(what: str, slug: str) -> str:
     )
 
 
-def _download(dataset: type, folder: Path) -> None:
-    """Let torchvision's class `dataset` fetch its files into `folder`."""
+def _download(name: str, folder: Path) -> None:
+    """Let torchvision's class `name` fetch its files into `folder`."""
+    from torchvision import datasets
+
     try:
-        dataset(folder, download=True)
+        getattr(datasets, name)(folder, download=True)
     except (OSError, RuntimeError) as error:
         raise OSError(
-            f"{dataset.__name__} could not be downloaded to {folder} ({error}). Without internet, "
+            f"{name} could not be downloaded to {folder} ({error}). Without internet, "
             "get the files elsewhere and name their folder with folder= or TORCHLADDER_DATA."
         ) from error
 
@@ -186,19 +182,19 @@ def _checked_file(path: Path, sha256: str, what: str) -> bytes:
     return raw
 
 
-def _fashion_mnist_small(folders: list[Path], download: bool) -> ImageData:
+def _fashion_mnist_small(folders: list[Path]) -> ImageData:
     if not BUNDLED.exists():  # the package's source was copied without its data
-        return balanced_subset(_fashion_mnist(folders, download), 1200, 200)
+        return balanced_subset(_fashion_mnist(folders), 1200, 200)
     _checked_file(BUNDLED, BUNDLED_SHA256, "the subset this version of torchladder came with")
     with np.load(BUNDLED, allow_pickle=False) as arrays:
-        return _fashion("fashion_mnist_small", **{key: arrays[key] for key in arrays.files})
+        return _fashion("fashion_mnist_small", arrays)
 
 
-def _fashion(name: str, **arrays: np.ndarray) -> ImageData:
-    tensors = {
-        key: torch.from_numpy(a).unsqueeze(1) if a.ndim == 3 else torch.from_numpy(a).long()
-        for key, a in arrays.items()
-    }
+def _fashion(name: str, arrays: Mapping[str, np.ndarray]) -> ImageData:
+    tensors = {}
+    for key in ("train_images", "train_labels", "test_images", "test_labels"):
+        tensor = torch.tensor(arrays[key])
+        tensors[key] = tensor.long() if "labels" in key else tensor.view(-1, 1, 28, 28)
     return ImageData(name, **tensors, classes=FASHION_CLASSES, mean=(0.2860,), std=(0.3530,))
 
 
@@ -210,29 +206,17 @@ def balanced_subset(data: ImageData, train: int, test: int) -> ImageData:
         of_class = [(labels == label).nonzero()[:count, 0] for label in range(len(data.classes))]
         keep = torch.cat(of_class).sort().values
         parts |= {f"{split}_images": images[keep], f"{split}_labels": labels[keep]}
-    return ImageData(
-        data.name.removesuffix("_small") + "_small",
-        **parts,
-        classes=data.classes,
-        mean=data.mean,
-        std=data.std,
-    )
+    return replace(data, name=data.name.removesuffix("_small") + "_small", **parts)
 
 
-def _fashion_mnist(folders: list[Path], download: bool) -> ImageData:
-    two_ways = _two_ways("the four idx files or the two CSV files", "zalando-research/fashionmnist")
+def _fashion_mnist(folders: list[Path]) -> ImageData:
     idx = {name: _find(folders, name, f"{name}.gz") for name in FASHION_SHA256}
-    idx = {name: [p for p in paths if p.is_file()] for name, paths in idx.items()}
-    csv = {name: [p for p in _find(folders, name) if p.is_file()] for name in FASHION_CSV}
     if all(idx.values()):
         return _fashion_from_idx(idx)
+    csv = {name: _find(folders, name) for name in FASHION_CSV}
     if all(csv.values()):
-        return _fashion_from_csv({name: paths[0] for name, paths in csv.items()})
-    if download:
-        from torchvision.datasets import FashionMNIST
-
-        _download(FashionMNIST, folders[0])
-        return _fashion_mnist(folders, download=False)
+        return _fashion_from_csv(csv)
+    two_ways = _two_ways("the four idx files or the two CSV files", "zalando-research/fashionmnist")
     for files in (idx, csv):
         if any(files.values()):
             missing = ", ".join(name for name, paths in files.items() if not paths)
@@ -245,29 +229,26 @@ def _fashion_mnist(folders: list[Path], download: bool) -> ImageData:
 def _fashion_from_idx(files: dict[str, list[Path]]) -> ImageData:
     arrays = {}
     for name, paths in files.items():
-        what = f"Fashion-MNIST's {name}"
         # MNIST's files have the same names: take the first file whose contents are right.
         for path in paths:
             try:
-                raw = _checked_file(path, FASHION_SHA256[name], what)
+                raw = _checked_file(path, FASHION_SHA256[name], f"Fashion-MNIST's {name}")
                 break
             except ValueError:
                 if path == paths[-1]:
                     raise
-        # idx: 4 bytes of which the last counts the dimensions, 4 bytes a dimension, the values.
-        # http://yann.lecun.com/exdb/mnist/
-        shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-        array = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
         split, kind = name.replace("t10k", "test").split("-")[:2]
-        arrays[f"{split}_{kind}"] = array
-    return _fashion("fashion_mnist", **arrays)
+        # Before the values: 4 bytes, and 4 for each dimension (http://yann.lecun.com/exdb/mnist/).
+        header = 16 if kind == "images" else 8
+        arrays[f"{split}_{kind}"] = np.frombuffer(raw, np.uint8, offset=header)
+    return _fashion("fashion_mnist", arrays)
 
 
-def _fashion_from_csv(files: dict[str, Path]) -> ImageData:
+def _fashion_from_csv(files: dict[str, list[Path]]) -> ImageData:
     """Kaggle's form: a header, then a row an image: label, pixel1, ..., pixel784."""
     arrays = {}
-    for (name, count), split in zip(FASHION_CSV.items(), ["train", "test"], strict=True):
-        path = files[name]
+    for (name, (path, *_)), split in zip(files.items(), ["train", "test"], strict=True):
+        count = FASHION_CSV[name]
         wanted = f"expected {count:,} rows of a label and 784 pixels, every label equally often"
         try:
             table = np.loadtxt(path, dtype=np.uint8, delimiter=",", skiprows=1, ndmin=2)
@@ -276,28 +257,25 @@ def _fashion_from_csv(files: dict[str, Path]) -> ImageData:
         balanced = (np.bincount(table[:, 0], minlength=10) == count // 10).all()
         if table.shape != (count, 785) or not balanced:
             raise ValueError(f"{path} holds {len(table):,} rows; {wanted}. Download it again.")
-        arrays[f"{split}_labels"] = table[:, 0].copy()
-        arrays[f"{split}_images"] = table[:, 1:].reshape(-1, 28, 28).copy()
-    return _fashion("fashion_mnist", **arrays)
+        arrays |= {f"{split}_labels": table[:, 0], f"{split}_images": table[:, 1:]}
+    return _fashion("fashion_mnist", arrays)
 
 
-def _cifar10(folders: list[Path], download: bool) -> ImageData:
+def _cifar10(folders: list[Path]) -> ImageData:
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
 
-    found = [path for path in _find(folders, CIFAR10.base_folder) if path.is_dir()]
-    if not found and download:
-        _download(CIFAR10, folders[0])
-        found = [folders[0] / CIFAR10.base_folder]
+    found = _find(folders, f"{CIFAR10.base_folder}/*")
     if not found:
         looked = ", ".join(map(str, folders))
         ways = _two_ways(f"its folder {CIFAR10.base_folder}", "pankrzysiu/cifar10-python")
         raise FileNotFoundError(f"CIFAR-10 not found: looked in {looked}. {ways}")
+    folder = found[0].parent
     meta = [CIFAR10.meta["filename"], CIFAR10.meta["md5"]]
     for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list, meta]:
-        path = found[0] / name
+        path = folder / name
         if not path.exists():
-            raise FileNotFoundError(f"CIFAR-10 in {found[0]} lacks {name}; download it again.")
+            raise FileNotFoundError(f"CIFAR-10 in {folder} lacks {name}; download it again.")
         # These files are pickles: nothing is read from one before its checksum is right.
         if not check_integrity(path, md5):
             raise ValueError(
@@ -306,7 +284,7 @@ def _cifar10(folders: list[Path], download: bool) -> ImageData:
             )
     parts = {}
     for split in ("train", "test"):
-        part = CIFAR10(found[0].parent, train=split == "train")
+        part = CIFAR10(folder.parent, train=split == "train")
         parts[f"{split}_images"] = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
         parts[f"{split}_labels"] = torch.tensor(part.targets)
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -326,18 +304,12 @@ class ImageSet(Dataset):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | list[int]) -> tuple[Tensor, Tensor]:
         return self.data.normalise(self.images[index]), self.labels[index]
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        # DataLoader calls this, if it is there, once a batch instead of __getitem__ once an image:
-        # no stacking of single images (https://pytorch.org/docs/stable/data.html).
-        return self.data.normalise(self.images[indices]), self.labels[indices]
-
-
-def _identity(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Collates nothing: `ImageSet` has made the batch."""
-    return batch
+    # DataLoader calls this, if it is there, once a batch instead of __getitem__ once an image:
+    # no stacking of single images (https://pytorch.org/docs/stable/data.html).
+    __getitems__ = __getitem__
 
 
 def loader(
@@ -363,17 +335,16 @@ def loader(
     ValueError
         If `batch_size` is below 1, `workers` is negative, or the split is empty.
     """
-    dataset = ImageSet(data, split)
-    _check_batches(dataset.images, split, batch_size)
     if workers < 0:
         raise ValueError(f"workers={workers}: give 0 (load in this process) or more.")
-    sampler = _sampler(dataset, split, seed, rank, world_size)
+    dataset = ImageSet(data, split)
+    sampler = _sampler(split, dataset.images, batch_size, seed, rank, world_size)
     return DataLoader(
         dataset,
         batch_size,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=_identity,
+        collate_fn=tuple,  # `ImageSet` has made the batch: nothing to collate
         # Each epoch begins with a random number for the workers. From the global generator, it
         # would change what dropout draws afterwards.
         generator=torch.Generator().manual_seed(seed + rank),
@@ -401,9 +372,8 @@ class DeviceBatches:
     ) -> None:
         self.data = data
         self.images, self.labels = (tensor.to(device) for tensor in data.split(split))
-        _check_batches(self.images, split, batch_size)
         self.batch_size = batch_size
-        self.sampler = _sampler(self.images, split, seed, rank, world_size)
+        self.sampler = _sampler(split, self.images, batch_size, seed, rank, world_size)
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self.batch_size)
@@ -429,16 +399,13 @@ class ShuffledSampler(DistributedSampler):
 
 
 def _sampler(
-    dataset: Dataset | Tensor, split: str, seed: int, rank: int, world_size: int
+    split: str, images: Tensor, batch_size: int, seed: int, rank: int, world_size: int
 ) -> ShuffledSampler | range:
-    if split == "train":
-        return ShuffledSampler(dataset, world_size, rank, shuffle=True, seed=seed)
-    # DistributedSampler would repeat images to give each rank as many, and count them twice.
-    return range(rank, len(dataset), world_size)
-
-
-def _check_batches(images: Tensor, split: str, batch_size: int) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: a batch holds at least one image.")
     if len(images) == 0:
         raise ValueError(f"The {split} split is empty: there is nothing to train on or evaluate.")
+    if split == "train":
+        return ShuffledSampler(images, world_size, rank, shuffle=True, seed=seed)
+    # DistributedSampler would repeat images to give each rank as many, and count them twice.
+    return range(rank, len(images), world_size)

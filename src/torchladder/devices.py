@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from torchladder.models import evaluation_mode
 from torchladder.tables import Table, in_bytes
@@ -58,12 +60,7 @@ def try_all_gpus() -> list[torch.device]:
 
 
 def named_device(name: str | torch.device) -> torch.device:
-    """The device called `name`, which must exist; unlike `try_gpu`, no fallback.
-
-    Parameters
-    ----------
-    name : str or torch.device
-        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"`` ... as PyTorch spells them.
+    """The device called `name`, as PyTorch spells it; unlike `try_gpu`, no fallback.
 
     Raises
     ------
@@ -77,9 +74,9 @@ def named_device(name: str | torch.device) -> torch.device:
             f"{name!r} is not a device. Write 'cpu', 'cuda', 'cuda:1' or 'mps'."
         ) from None
     if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
+        if not torch.cuda.is_available():
             raise ValueError(f"No GPU for {name!r}: {why_no_cuda()}")
+        count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             there = " and ".join(str(i) for i in range(count)) if count < 3 else f"0 to {count - 1}"
             raise ValueError(
@@ -98,7 +95,7 @@ def why_no_cuda() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.replace("-1", "").strip():
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it and start again."
-    if not Path("/proc/driver/nvidia").exists() and platform.system() == "Linux":
+    if not Path("/proc/driver/nvidia").exists():
         return "no NVIDIA driver is loaded on this machine; without a GPU, use the CPU."
     return "torch found no usable GPU; run nvidia-smi to see whether the driver does."
 
@@ -160,50 +157,45 @@ def device_table() -> DeviceTable:
 def cpu_name() -> str:
     """The CPU's model, as far as the operating system tells."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    if cpuinfo.exists() and (found := re.search(r"model name\s*: (.+)", cpuinfo.read_text())):
+        return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def cpu_memory() -> tuple[int | None, int | None]:
-    """Total and free bytes of the CPU's memory, as far as the operating system tells."""
-    names = ["SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"]
-    known = getattr(os, "sysconf_names", {})
-    page, total, free = (os.sysconf(name) if name in known else None for name in names)
-    return page and total and page * total, page and free and page * free
+    """Total and free bytes of the CPU's memory; `None` where the system does not say."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    names = ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES")  # macOS lacks the second
+    total, free = (page * os.sysconf(n) if n in os.sysconf_names else None for n in names)
+    return total, free
 
 
 def _cpu() -> Device:
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     name = f"{cpu_name()} ({os.cpu_count()} cores)"
-    return Device(
-        torch.device("cpu"), name, *cpu_memory(), None, "native" if native else "emulated"
-    )
+    bf16 = "native" if native else "emulated"
+    return Device(torch.device("cpu"), name, *cpu_memory(), None, bf16)
 
 
 def _cuda(i: int) -> Device:
     properties = torch.cuda.get_device_properties(i)
+    capability = f"{properties.major}.{properties.minor}"
     free, total = torch.cuda.mem_get_info(i)
     with torch.cuda.device(i):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         emulated = torch.cuda.is_bf16_supported()
+    bf16 = "native" if native else "emulated" if emulated else "no"
     others = [j for j in range(torch.cuda.device_count()) if j != i]
-    return Device(
-        torch.device("cuda", i),
-        properties.name,
-        total,
-        free,
-        f"{properties.major}.{properties.minor}",
-        "native" if native else "emulated" if emulated else "no",
-        tuple(torch.device("cuda", j) for j in others if torch.cuda.can_device_access_peer(i, j)),
-    )
+    peers = [torch.device("cuda", j) for j in others if torch.cuda.can_device_access_peer(i, j)]
+    device = torch.device("cuda", i)
+    return Device(device, properties.name, total, free, capability, bf16, tuple(peers))
 
 
 def _mps() -> Device:
     total = torch.mps.recommended_max_memory()
+    free = total - torch.mps.driver_allocated_memory()
     bf16 = "native" if torch.backends.mps.is_macos_or_newer(14, 0) else "no"
-    used = torch.mps.driver_allocated_memory()
-    return Device(torch.device("mps"), "Apple GPU", total, total - used, None, bf16)
+    return Device(torch.device("mps"), "Apple GPU", total, free, None, bf16)
 
 
 # --- where is everything? -----------------------------------------------------------------------
@@ -228,17 +220,15 @@ def named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-    # An RNN lists its parameters a second time, in a plain attribute.
-    registered = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    registered = [*model.named_parameters(), *model.named_buffers()]
+    yield from registered
+    # Most attributes lead to registered tensors again: `_parameters`, say, or an RNN's own list.
+    known = {id(tensor) for _, tensor in registered}
     for path, module in model.named_modules():
         for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules"):
-                continue
             label = f"{path}.{key} (plain attribute)".removeprefix(".")
             for name, tensor in _nested(label, value):
-                if id(tensor) not in registered:
+                if id(tensor) not in known:
                     yield name, tensor
 
 
@@ -263,46 +253,43 @@ class Placement:
     ----------
     devices : dict of torch.device to list of str
         Names of the tensors on each device, the device with most bytes first.
-    bytes : dict of torch.device to int
     odd : dict of str to torch.device
         The tensors that are not on that first device.
     """
 
-    def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         names: dict[torch.device, list[str]] = {}
         size: Counter[torch.device] = Counter()
         for name, tensor in tensors:
             names.setdefault(tensor.device, []).append(name)
             size[tensor.device] += tensor.nbytes
-        self.bytes = dict(size.most_common())
-        self.devices = {device: names[device] for device in self.bytes}
+        self._bytes = size
+        self.devices = {device: names[device] for device, _ in size.most_common()}
         others = list(self.devices)[1:]
         self.odd = {name: device for device in others for name in self.devices[device]}
 
     def __repr__(self) -> str:
         if not self.devices:
             return "no tensors found"
-        if not self.odd:
-            (device, names), *_ = self.devices.items()
-            return f"all {len(names)} tensors on {device} ({in_bytes(self.bytes[device])})"
+        first, *others = self.devices
+        if not others:
+            count = len(self.devices[first])
+            return f"all {count} tensors on {first} ({in_bytes(self._bytes[first])})"
         lines = [
-            f"{device}: {len(names)} tensors, {in_bytes(self.bytes[device])}"
+            f"{device}: {len(names)} tensors, {in_bytes(self._bytes[device])}"
             for device, names in self.devices.items()
         ]
-        lines.append(f"not on {next(iter(self.devices))}:")
+        lines.append(f"not on {first}:")
         lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
         if len(self.odd) > 10:
             lines.append(f"  ... and {len(self.odd) - 10} more")
         return "\n".join(lines).replace(" 1 tensors", " 1 tensor")
 
 
-def where_is(*things: nn.Module | torch.optim.Optimizer | object) -> Placement:
-    """Every device found in a model, its inputs and its optimizer, and the odd ones out by name.
+def where_is(*things: object) -> Placement:
+    """Every device found in models, optimizers and inputs, and the odd ones out by name.
 
-    Parameters
-    ----------
-    *things
-        Models, optimizers, tensors, and lists, tuples or dicts of tensors, in any order.
+    An input is a tensor, or a list, tuple or dict that holds tensors at any depth.
 
     Examples
     --------
@@ -314,7 +301,7 @@ def where_is(*things: nn.Module | torch.optim.Optimizer | object) -> Placement:
       1.weight is on meta
       1.bias is on meta
     """
-    return Placement(list(named_tensors(*things)))
+    return Placement(named_tensors(*things))
 
 
 @dataclass(frozen=True)
@@ -334,28 +321,14 @@ class Mismatch:
 
 
 def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mismatch | None:
-    """Run one forward pass and name the first module in which two devices meet.
+    """Run ``model(*inputs, **keywords)`` and name the first module in which two devices meet.
 
     PyTorch's own error names the two devices but neither the layer nor the tensors. The pass runs
     without gradients and in evaluation mode (so running statistics stay as they were); every
     module's own mode is put back. Without a GPU, move a copy of the model and its input to
     ``"meta"``: what ``to`` leaves behind is then on the CPU.
 
-    Parameters
-    ----------
-    model : nn.Module
-    *inputs, **keywords
-        What you would call the model with.
-
-    Returns
-    -------
-    Mismatch or None
-        None if the pass went through.
-
-    Raises
-    ------
-    Exception
-        Whatever the forward pass raises for another reason than devices.
+    None means that the pass went through. An error that has another reason is raised as it is.
 
     Examples
     --------
@@ -366,22 +339,22 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
       2.weight is on meta
       2.bias is on meta
     """
-    watch = _DeviceWatch({id(tensor): name for name, tensor in named_tensors(model)})
+    watch = _DeviceWatch(model)
     tensors = named_tensors(model, *inputs, *keywords.values())
-    with ExitStack() as stack:
-        if any(tensor.is_meta for _, tensor in tensors):
-            stack.enter_context(_MetaCheck())
-        for path, module in model.named_modules():
-            for hook in watch.hooks(module, path):
-                stack.callback(hook.remove)
-        try:
-            with evaluation_mode(model), watch, torch.no_grad():
-                model(*inputs, **keywords)
-        except Exception:
-            if watch.found is None:
-                raise
-            return watch.found
-    return None
+    # Some operations cannot run under a dispatch mode: flex_attention, for example.
+    check = _MetaCheck() if any(t.is_meta for _, t in tensors) else nullcontext()
+    hooks = [hook for name, module in model.named_modules() for hook in watch.hooks(name, module)]
+    try:
+        with evaluation_mode(model), torch.no_grad(), check, watch:
+            model(*inputs, **keywords)
+        return None
+    except Exception:
+        if watch.found is None:
+            raise
+        return watch.found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _DeviceWatch(TorchFunctionMode):
@@ -391,24 +364,29 @@ class _DeviceWatch(TorchFunctionMode):
     index with a GPU tensor, for example.
     """
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.names = names
-        self.modules: list[tuple[str, nn.Module]] = []
+        self.names = {id(tensor): name for name, tensor in named_tensors(model)}
+        self.modules: list[tuple[str, nn.Module]] = []  # being called, the innermost last
         self.found: Mismatch | None = None
 
-    def hooks(self, module: nn.Module, path: str) -> list[torch.utils.hooks.RemovableHandle]:
-        return [
-            module.register_forward_pre_hook(lambda *_: self.modules.append((path, module))),
-            module.register_forward_hook(lambda *_: self.modules.pop() and None, always_call=True),
-        ]
+    def hooks(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        def enter(*_) -> None:
+            self.modules.append((name, module))
+
+        def leave(*_) -> None:
+            self.modules.pop()
+
+        after = module.register_forward_hook(leave, always_call=True)
+        return [module.register_forward_pre_hook(enter), after]
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         try:
-            return function(*args, **(kwargs or {}))
+            return function(*args, **kwargs)
         except Exception as error:
             tensors = {}
-            for label, value in [*enumerate(args), *(kwargs or {}).items()]:
+            for label, value in [*enumerate(args), *kwargs.items()]:
                 for name, tensor in _nested(f"argument {label}", value):
                     tensors[self.names.get(id(tensor), name)] = tensor.device
             if len(set(tensors.values())) > 1:
@@ -436,11 +414,10 @@ class _MetaCheck(TorchDispatchMode):
         kwargs = kwargs or {}
         if getattr(function, "overloadpacket", function).__name__ not in self.MIXING:
             tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
-            devices = {t.device: None for t in tensors if t.dim() or t.device.type != "cpu"}
-            if len(devices) > 1 and torch.device("meta") in devices:
-                found = " and ".join(map(str, devices))
+            devices = {str(t.device): None for t in tensors if t.dim() or t.device.type != "cpu"}
+            if len(devices) > 1 and "meta" in devices:
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, {found}!"
+                    f"devices, {' and '.join(devices)}!"
                 )
         return function(*args, **kwargs)

@@ -8,6 +8,7 @@ allocate, choose algorithms, compile), and what comes out is several runs, not o
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,10 +43,9 @@ class Timing:
         return [count / seconds for seconds in self.seconds]
 
     def __repr__(self) -> str:
-        low, middle, high = (
-            _in_seconds(s) for s in (min(self.seconds), self.median, max(self.seconds))
-        )
-        return f"{middle} (median of {len(self.seconds)} runs, {low} to {high})"
+        low, high = _in_seconds(min(self.seconds)), _in_seconds(max(self.seconds))
+        runs = len(self.seconds)
+        return f"{_in_seconds(self.median)} (median of {runs} runs, {low} to {high})"
 
 
 def _in_seconds(seconds: float) -> str:
@@ -64,21 +64,17 @@ def measure(
 ) -> Timing:
     """How long ``function()`` takes: `repeats` runs after `warmup` that are not counted.
 
+    For microbenchmarks prefer `torch.utils.benchmark.Timer`, which chooses the number of runs.
+
     Parameters
     ----------
-    function : callable without arguments
     device : torch.device, optional
         Where it works; waited for before each reading of the clock. Default: the CPU.
-    repeats, warmup : int
 
     Raises
     ------
     ValueError
         If `repeats` is below 1 or `warmup` below 0.
-
-    Notes
-    -----
-    For microbenchmarks prefer `torch.utils.benchmark.Timer`, which chooses the number of runs.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats={repeats}, warmup={warmup}: at least 1 and 0.")
@@ -103,22 +99,9 @@ def measure_across_ranks(
 ) -> dict[str, Timing]:
     """How long the slowest rank of the process group takes for each of `functions`.
 
-    Every rank calls it. The functions take turns, so that a moment in which the machine is busy
-    does not count against one of them alone. Each run starts at a barrier.
-
-    Parameters
-    ----------
-    functions : mapping of str to callable without arguments
-        The same names in the same order on every rank.
-    device : torch.device, optional
-        Where this rank works. Default: the CPU.
-    repeats : int
-        Runs of each function after one that is not counted.
-
-    Returns
-    -------
-    dict of str to Timing
-        The same on every rank.
+    Every rank calls it, with the same names in the same order, and gets the same timings. The
+    functions take turns, so that a moment in which the machine is busy does not count against
+    one of them alone. Each run starts at a barrier; the first of each is not counted.
 
     Examples
     --------
@@ -181,11 +164,11 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: torch.device) -> int | None:
+def peak_memory(device: torch.device) -> int:
     """Most bytes in use at one time.
 
     On CUDA: by tensors, since `reset_peak_memory`. On MPS: what the driver holds now. On the CPU:
-    by the whole process since it started; `None` on Windows, which does not say.
+    by the whole process since it started.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -194,8 +177,4 @@ def peak_memory(device: torch.device) -> int | None:
     status = Path("/proc/self/status")
     if status.exists():  # not getrusage: on Linux a child starts with its parent's peak
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

@@ -40,7 +40,10 @@ class LeNet(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
-        channels, padding = _channels_and_padding(shape)
+        channels, *size = shape
+        if size not in ([28, 28], [32, 32]):
+            raise ValueError(f"Images of shape {tuple(shape)}: expected (channels, 28, 28) or 32.")
+        padding = 2 if size == [28, 28] else 0
         self.features = nn.Sequential(
             nn.Conv2d(channels, 6, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -52,13 +55,6 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
-
-
-def _channels_and_padding(shape: tuple[int, int, int]) -> tuple[int, int]:
-    paddings = {28: 2, 32: 0}
-    if len(shape) != 3 or shape[1] != shape[2] or shape[1] not in paddings:
-        raise ValueError(f"Images of shape {tuple(shape)}: expected (channels, 28, 28) or 32.")
-    return shape[0], paddings[shape[1]]
 
 
 class LinearConvNet(nn.Module):

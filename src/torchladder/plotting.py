@@ -11,6 +11,7 @@ import html
 import io
 import re
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -71,6 +72,8 @@ def figure(
 ) -> tuple[Figure, Axes]:
     """A new figure in the book's style, and its axes.
 
+    As ``plt.subplots`` gives them, but outside pyplot: nothing is shown until `show`.
+
     Parameters
     ----------
     title : str
@@ -79,11 +82,6 @@ def figure(
         Size in inches; the site shows 7 inches as the full width of the text.
     **subplots
         Passed to :meth:`matplotlib.figure.Figure.subplots` (``nrows``, ``ncols``, ``sharex`` ...).
-
-    Returns
-    -------
-    (Figure, Axes)
-        As ``plt.subplots`` gives them, but outside pyplot: nothing is shown until `show`.
     """
     with matplotlib.rc_context(_STYLE):
         fig = Figure(figsize=(width, height), layout="constrained")
@@ -96,12 +94,10 @@ def figure(
 
 
 def show(fig: Figure, alt: str) -> Svg:
-    """`fig` as inline SVG; the last line of a cell that draws.
+    """`fig`, from `figure` or `bars`, as inline SVG; the last line of a cell that draws.
 
     Parameters
     ----------
-    fig : Figure
-        From `figure` or `bars`.
     alt : str
         What the figure shows, in a sentence, for those who cannot see it.
 
@@ -115,9 +111,8 @@ def show(fig: Figure, alt: str) -> Svg:
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         # No date and no version in the file: the same data gives the same bytes.
-        fig.savefig(
-            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
+        metadata = {"Date": None, "Creator": None}
+        fig.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     svg = svg.replace(COLORS["faint"], "color-mix(in srgb, currentColor 22%, transparent)")
     svg = svg.replace(COLORS["ink"], "currentColor")
@@ -139,7 +134,6 @@ def bars(
     unit: str,
     colors: Mapping[str, str] | str = "cpu",
     fmt: str = "{:,.0f}",
-    width: float = 7.0,
 ) -> Figure:
     """Horizontal bars from zero, one a label, each with its value written beside it.
 
@@ -161,10 +155,10 @@ def bars(
     """
     if not values:
         raise ValueError("bars() got no values to draw.")
-    fig, ax = figure(title, width=width, height=0.9 + 0.38 * len(values))
+    fig, ax = figure(title, height=0.9 + 0.38 * len(values))
     for y, (label, value) in enumerate(values.items()):
         runs = sorted(value) if isinstance(value, Sequence) else [value]
-        middle = runs[len(runs) // 2] if len(runs) % 2 else sum(runs[len(runs) // 2 - 1 :][:2]) / 2
+        middle = median(runs)
         name = colors if isinstance(colors, str) else colors.get(label, "cpu")
         ax.barh(y, middle, height=0.62, color=COLORS.get(name, name))
         if len(runs) > 1:

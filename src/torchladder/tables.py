@@ -31,38 +31,36 @@ class Table:
     """
 
     def __init__(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        self.header = list(header)
-        self.rows = [list(row) for row in rows]
+        self.header = [str(title) for title in header]
+        self.rows = [[str(cell) for cell in row] for row in rows]
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"A row of {len(row)} under {len(self.header)} columns: {row}")
 
     def _numeric(self) -> list[bool]:
         """For each column, whether all its cells begin as numbers do."""
-        columns = zip(*self.rows, strict=True) if self.rows else [[] for _ in self.header]
         return [
-            any(str(cell)[:1].isdigit() for cell in column)
-            and all(str(cell)[:1] in "0123456789.+-–" for cell in column)
-            for column in columns
+            any(cell[:1].isdigit() for cell in column)
+            and all(cell[:1] in "0123456789.+-–" for cell in column)
+            for _, *column in zip(self.header, *self.rows, strict=True)
         ]
 
     def __repr__(self) -> str:
-        lines = [[str(cell) for cell in row] for row in [self.header, *self.rows]]
-        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * width for width in widths])
+        columns = list(zip(self.header, *self.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
         align = [str.rjust if numeric else str.ljust for numeric in self._numeric()]
-        padded = [
-            [put(cell, width) for put, cell, width in zip(align, line, widths, strict=True)]
-            for line in lines
-        ]
-        return "\n".join("  ".join(line).rstrip() for line in padded)
+        lines = []
+        for line in [self.header, ["-" * width for width in widths], *self.rows]:
+            padded = zip(align, line, widths, strict=True)
+            lines.append("  ".join(put(cell, width) for put, cell, width in padded).rstrip())
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         sides = ["right" if numeric else "left" for numeric in self._numeric()]
 
-        def line(tag: str, cells: Sequence[object]) -> str:
+        def line(tag: str, cells: list[str]) -> str:
             inner = (
-                f'<{tag} style="text-align: {side}">{html.escape(str(cell))}</{tag}>'
+                f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
                 for side, cell in zip(sides, cells, strict=True)
             )
             return f"<tr>{''.join(inner)}</tr>"
