@@ -22,7 +22,7 @@ import torch
 from results import Result
 from torch import nn
 
-from torchladder.resuming import checkpoints_in, checksum_error, resume, save_checkpoint
+from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 from torchladder.writing import LEFTOVER
 
 
@@ -63,7 +63,7 @@ def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str
 
 def is_right(path: Path) -> bool:
     """Whether the file is whole and each number in it is the step that it was saved at."""
-    if checksum_error(path):
+    if why_damaged(path):
         return False
     checkpoint = torch.load(path, weights_only=True)
     return bool((checkpoint["model"]["weight"] == checkpoint["step"]).all())

@@ -17,7 +17,7 @@ from torch import nn
 from torchladder import cli
 from torchladder.data import ImageData, ImageSet, balanced_subset, load
 from torchladder.launching import LaunchError, launch
-from torchladder.resuming import checkpoints_in, checksum_error, resume, save_checkpoint
+from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 from torchladder.training import train
 
 BATCH, STEPS = 32, 7  # 210 images: seven steps an epoch, the last of 18 images
@@ -406,9 +406,9 @@ def test_a_damaged_newest_file_is_named_left_alone_and_passed_over(tmp_path, cap
 
 def test_a_wrong_checksum_is_named(tmp_path):
     path = save_checkpoint(tmp_path, {"model": nn.Linear(2000, 2)}, step=1)
-    assert checksum_error(path) is None
+    assert why_damaged(path) is None
     zeroed(path)
-    assert checksum_error(path) == "the checksum of archive/data/0 is not that of its content"
+    assert why_damaged(path) == "the checksum of archive/data/0 is not that of its content"
 
 
 def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchladder import resuming
 from torchladder.launching import LaunchError, launch
-from torchladder.resuming import checkpoints_in, checksum_error, resume, save_checkpoint
+from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -73,7 +73,7 @@ def test_the_names_in_the_file_are_those_of_the_model_itself(tmp_path, wrap):
         "model", "optimizer", "epoch", "batch", "step", "rng", "run", "classes", "versions"
     ]  # fmt: skip
     assert checkpoint["versions"]["torch"] == torch.__version__
-    assert checksum_error(path) is None
+    assert why_damaged(path) is None
     other = nn.Linear(2, 1)
     resume(path, parts_of(torch.compile(other)))
     assert torch.equal(other.weight, model.weight)
@@ -230,7 +230,7 @@ def test_ranks_that_reduce_by_hand_save_one_file_together_and_resume_together(tm
 @pytest.mark.slow
 def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path):
     def run(**options):
-        resuming.NOTE_AFTER, resuming.GIVE_UP_AFTER = 0.2, 2
+        resuming.GIVE_UP_AFTER = 2
         if dist.get_rank() == 0:
             save_checkpoint(tmp_path, {"model": nn.Linear(2, 2)}, step=1, **options)
         dist.all_reduce(torch.ones(1000))  # of gradients, say: it must not meet the saving
@@ -243,16 +243,14 @@ def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path)
 
 
 @pytest.mark.slow
-def test_ranks_that_are_far_apart_wait_for_each_other(tmp_path, capfd):
+def test_ranks_that_are_far_apart_wait_for_each_other(tmp_path):
     def run():
-        resuming.NOTE_AFTER = 0.2
         for step in range(3):
             if step == 1 and dist.get_rank() == 1:
                 time.sleep(1)
             save_checkpoint(tmp_path, {"model": nn.Linear(2, 2)}, step=step)
 
     launch(run, timeout=300)
-    assert capfd.readouterr().out.count("rank 0 has waited 0 s for rank 1.") == 1
     assert len(checkpoints_in(tmp_path)) == 3
 
 

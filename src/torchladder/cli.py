@@ -120,8 +120,6 @@ def _add_train(commands) -> None:
     add("--amp", choices=["fp16", "bf16"], help="mixed precision")
     add("--workers", type=int, default=0, help="processes that load data")
     add("--on-device", action="store_true", help="keep the data set on the device")
-    add("--channels-last", action="store_true", help="memory layout for convolutions")
-    add("--compile", action="store_true", help="compile the model first")
     add("--checkpoint-dir", metavar="DIR", help="save the run there after every epoch")
     add("--checkpoint-every", type=int, metavar="N", help="save it every N steps, too")
     add("--resume", default="auto", help="auto (from the newest whole checkpoint), never or a file")

@@ -17,10 +17,9 @@ import platform
 import random
 import re
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.serialization import config
 
 from torchladder import __version__
 from torchladder.models import unwrapped
 from torchladder.writing import atomic_file
 
 OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
-NOTE_AFTER, GIVE_UP_AFTER = 30, 600  # seconds that a rank waits for the others
+VERSIONS = {  # of what decides the numbers that a run computes
+    "torch": str(torch.__version__),  # of a class that weights_only would refuse
+    "numpy": np.__version__,
+    "python": platform.python_version(),
+    "torchladder": __version__,
+}
+GIVE_UP_AFTER = 600  # seconds that a rank waits for the others
 
 
 # --- saving -------------------------------------------------------------------------------------
@@ -61,8 +67,6 @@ def save_checkpoint(
 
     Parameters
     ----------
-    folder : path
-        Is made if it is not there.
     parts : dict
         By name, all that learns or counts: the model (wrapped or not), optimizer, schedule,
         scaler; anything with ``state_dict()`` and ``load_state_dict()``.
@@ -100,7 +104,7 @@ def save_checkpoint(
     """
     _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
     path = Path(folder, f"step_{step:08d}.pt")
-    rank, ranks = meet(f"save_checkpoint to {path}", no_dist)
+    rank, ranks = _meet(f"save_checkpoint to {path}", no_dist)
     by_rank = [{"rng": rng_state(), **(of_each_rank or {})}] * ranks
     if ranks > 1:
         dist.all_gather_object(by_rank, by_rank[rank])
@@ -113,12 +117,12 @@ def save_checkpoint(
             **{key: [of_rank[key] for of_rank in by_rank] for key in by_rank[0]},
             "run": dict(run or {}),
             "classes": {name: type(part).__name__ for name, part in inner.items()},
-            "versions": versions(),
+            "versions": VERSIONS,
             **_on_cpu(more),
         }
         _write_files(checkpoint, path, keep, best)
 
-    on_first_rank(write, rank, ranks)
+    _on_first_rank(write, rank, ranks)
     return path
 
 
@@ -164,11 +168,12 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
     try:
-        with open(path, "wb") as file, _checksums():
+        with open(path, "wb") as file, config.patch("save.compute_crc32", True):
             torch.save(checkpoint, file)
         torch.load(path, weights_only=True, mmap=True)  # reads the structure, not the tensors
     except Exception as error:
-        if isinstance(error, OSError) or not (found := _refused(checkpoint, "checkpoint")):
+        found = None if isinstance(error, OSError) else _refused(checkpoint, "checkpoint")
+        if found is None:
             raise
         where, kind = found
         raise ValueError(
@@ -177,23 +182,15 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
         ) from error
 
 
-@contextmanager
-def _checksums() -> Iterator[None]:
-    """Let ``torch.save`` write checksums, even if it has been told not to."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
-
-
 def _refused(value: Any, where: str) -> tuple[str, str] | None:
     """The first thing in `value` that would not load: its place, as in Python, and its type."""
     if type(value) in (Tensor, str, int, float, bool):
         return None
-    inside = value.items() if isinstance(value, dict) else ()
-    inside = enumerate(value) if isinstance(value, list | tuple | set) else inside
+    inside = ()
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list | tuple | set):
+        inside = enumerate(value)
     for key, item in inside:
         if found := _refused(item, f"{where}[{key!r}]"):
             return found
@@ -269,8 +266,8 @@ def resume(
     None
     7
     """
-    rank, ranks = meet(f"resume from {source}", no_dist)
-    path = on_first_rank(lambda: _newest_whole(Path(source)), rank, ranks)
+    rank, ranks = _meet(f"resume from {source}", no_dist)
+    path = _on_first_rank(lambda: _newest_whole(Path(source)), rank, ranks)
     if path is None:
         return None
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -284,18 +281,12 @@ def resume(
 
 
 def _newest_whole(source: Path) -> Path | None:
-    """The newest file of `source` that loads; those that do not are named on stderr."""
+    """The newest file of `source` that is whole; those that are not are named on stderr."""
     one_file = source.is_file() or (source.suffix == ".pt" and not source.is_dir())
     files = [source] if one_file else checkpoints_in(source)
     for path in reversed(files):
-        wrong = checksum_error(path)
-        try:
-            if not wrong:
-                # Mapped, so that all but the tensors is read.
-                torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-                return path
-        except Exception as error:  # a damaged file can make it raise anything
-            wrong = _first_line(error)
+        if not (wrong := why_damaged(path)):
+            return path
         before = ": trying the one before" if path != files[0] else ""
         print(f"{path.name} is damaged ({wrong}) and left as it is{before}", file=sys.stderr)
     if files:
@@ -303,31 +294,25 @@ def _newest_whole(source: Path) -> Path | None:
     return None
 
 
-def checksum_error(path: str | os.PathLike) -> str | None:
-    """What in a file of `save_checkpoint` differs from its checksum; None if nothing does.
+def why_damaged(path: str | os.PathLike) -> str | None:
+    """What is wrong with a file of `save_checkpoint`; None if nothing is.
 
     The file is a zip archive with a checksum (CRC-32) for each tensor, which ``torch.load`` does
     not look at: zeros in the middle, as a power failure may leave, load without a word.
-
-    Raises
-    ------
-    OSError
-        If the file is not there or cannot be opened.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb") as file:  # whether it can be read at all is another question
         try:
             with zipfile.ZipFile(file) as archive:
                 # All 0 if written under torch.serialization.set_crc32_options(False).
                 checked = any(entry.CRC for entry in archive.infolist())
-                wrong = archive.testzip() if checked else None
-        except Exception as error:  # as above
-            return _first_line(error)
-    return wrong and f"the checksum of {wrong} is not that of its content"
-
-
-def _first_line(error: Exception) -> str:
-    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()  # torch's may be coloured
-    return lines[0] if lines else type(error).__name__
+                if checked and (wrong := archive.testzip()):
+                    return f"the checksum of {wrong} is not that of its content"
+            # Mapped, so that all but the tensors is read.
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # a damaged file can make them raise anything
+            lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()  # torch's may be coloured
+            return lines[0] if lines else type(error).__name__
+    return None
 
 
 def _check_agreement(
@@ -340,8 +325,9 @@ def _check_agreement(
     models = {key: part.state_dict() for key, part in inner.items() if isinstance(part, nn.Module)}
     classes = {key: type(part).__name__ for key, part in inner.items()}
     then = {key: checkpoint["run"].get(key, "not there") for key in run}
-    then |= _shapes_and_classes(checkpoint, checkpoint["classes"], models)
-    now = {**run, **_shapes_and_classes(models, classes, models)}
+    saved_models = {key: checkpoint.get(key, {}) for key in models}
+    then |= _shapes_and_classes(saved_models, checkpoint["classes"])
+    now = {**run, **_shapes_and_classes(models, classes)}
     differences = [
         f"{key} was {then.get(key, 'not there')}, now {now.get(key, 'not there')}"
         for key in {**then, **now}
@@ -355,13 +341,11 @@ def _check_agreement(
         )
 
 
-def _shapes_and_classes(
-    states: Mapping[str, Any], classes: Mapping[str, str], models: Iterable[str]
-) -> dict[str, str]:
-    """Shape and type of each of the models' tensors, and the classes of the other parts."""
+def _shapes_and_classes(models: Mapping[str, Any], classes: Mapping[str, str]) -> dict[str, str]:
+    """Shape and type of each tensor in the models' state dicts; the classes of other parts."""
     described = {key: kind for key, kind in classes.items() if key not in models}
-    for key in models:
-        for name, value in states.get(key, {}).items():
+    for key, state in models.items():
+        for name, value in state.items():
             if isinstance(value, Tensor):
                 kind = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
                 described[f"{key}'s {name}"] = kind
@@ -374,7 +358,7 @@ def _message(name: str, checkpoint: Mapping[str, Any], ranks: int) -> str:
     where = f"in epoch {epoch + 1}" if batch else f"after epoch {epoch}"
     text = f"resumed from {name} {where}, step {checkpoint['step']:,}"
     then = checkpoint["versions"] | {"ranks": len(checkpoint["rng"])}
-    now = versions() | {"ranks": ranks}
+    now = VERSIONS | {"ranks": ranks}
     if changes := [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]:
         text += f"; changed: {', '.join(changes)}, so the numbers are not those of an unbroken run"
     if then["ranks"] != ranks:
@@ -382,17 +366,7 @@ def _message(name: str, checkpoint: Mapping[str, Any], ranks: int) -> str:
     return text
 
 
-# --- what must not change, and what must be put back --------------------------------------------
-
-
-def versions() -> dict[str, str]:
-    """The versions of what decides the numbers that a run computes."""
-    return {
-        "torch": str(torch.__version__),  # of a class that weights_only would refuse
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "torchladder": __version__,
-    }
+# --- random generators --------------------------------------------------------------------------
 
 
 def rng_state() -> dict[str, Any]:
@@ -420,19 +394,14 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 # --- ranks --------------------------------------------------------------------------------------
 
 
-def meet(call: str, no_dist: bool = False) -> tuple[int, int]:
+def _meet(call: str, no_dist: bool) -> tuple[int, int]:
     """This process's rank and the number of ranks, once all of them have made the same `call`.
 
     0 and 1 without a process group. The ranks meet in the group's store, not in a collective: if
     rank 0 alone saves (``if rank == 0: save_checkpoint(...)``), the others are in a collective of
     the training by then, and the two would be taken for one.
-
-    Raises
-    ------
-    TimeoutError, ValueError
-        With the ranks that did not come, or the calls that differ.
     """
-    if no_dist or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if no_dist or not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     rank, ranks = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
@@ -443,42 +412,33 @@ def meet(call: str, no_dist: bool = False) -> tuple[int, int]:
         "All ranks of a process group call it, and rank 0 writes; for one rank by itself, "
         "save_checkpoint and resume take no_dist=True."
     )
-    start, note_after = time.monotonic(), NOTE_AFTER
-    while not store.check(keys):
-        waited = time.monotonic() - start
-        if waited > note_after:
-            late = ", ".join(str(r) for r in range(ranks) if not store.check([keys[r]]))
-            note = f"{call}: rank {rank} has waited {waited:.0f} s for rank {late}. {rule}"
-            if waited > GIVE_UP_AFTER:
-                raise TimeoutError(note)
-            print(note, file=sys.stderr, flush=True)
-            note_after = GIVE_UP_AFTER
-        time.sleep(min(0.1, waited / 10))
-    calls = {store.get(key).decode() for key in keys}
-    if count > 1:  # all ranks are past the meeting before: nobody looks at it any more
-        store.delete_key(f"torchladder/meeting {count - 1} of rank {rank}")
-    if len(calls) > 1:
+    try:
+        store.wait(keys, timedelta(seconds=GIVE_UP_AFTER))
+    except dist.DistStoreError as error:
+        late = ", ".join(str(r) for r in range(ranks) if not store.check([keys[r]]))
+        waited = f"rank {rank} has waited {GIVE_UP_AFTER} s for rank {late}"
+        raise TimeoutError(f"{call}: {waited}. {rule}") from error
+    if len(calls := {store.get(key).decode() for key in keys}) > 1:
         raise ValueError(f"The ranks differ: {'; '.join(sorted(calls))}. {rule}")
     return rank, ranks
 
 
-def on_first_rank(work: Callable[[], Any], rank: int, ranks: int) -> Any:
+def _on_first_rank(work: Callable[[], Any], rank: int, ranks: int) -> Any:
     """What `work` returns on rank 0, the only one to call it; its failure raises on every rank.
 
     Were it to raise on rank 0 alone, the others would wait for it in their next collective.
     """
     if ranks == 1:
         return work()
-    result, failure = None, None
+    outcome = [None, None]  # result and failure
     if rank == 0:
         try:
-            result = work()
+            outcome[0] = work()
         except Exception as error:
-            failure = error
+            outcome[1] = error
             if type(error).__module__ != "builtins":  # then it may not survive the journey
-                failure = RuntimeError(f"{type(error).__name__}: {error}")
-                failure.__cause__ = error
-    outcome = [result, failure]
+                outcome[1] = RuntimeError(f"{type(error).__name__}: {error}")
+                outcome[1].__cause__ = error
     dist.broadcast_object_list(outcome)  # the others wait here until rank 0 is done
     result, failure = outcome
     if failure is not None:

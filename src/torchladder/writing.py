@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows: what killed processes leave behind is then not cleaned up
-    fcntl = None
 
 LEFTOVER = ".torchladder-tmp"  # how the name of a file that is being written ends
 
@@ -43,55 +38,45 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))  # a link is written through, as open() would
     try:
-        rights = _rights_of(path)
+        old_mode = _mode_of(path)
         _remove_leftovers(path.parent)
-        temporary, lock = _new_temporary(path, rights)
+        # Nobody may read it while it is written who may not read the old file.
+        temporary, lock = _new_temporary(path, 0o666 if old_mode is None else 0o600)
     except OSError as error:
         raise type(error)(error.errno, f"Cannot write ({error.strerror})", str(path)) from None
     try:
-        with _errors_of_a_full_disk():
-            yield temporary
-        if path.exists():
-            shutil.copymode(path, temporary)
+        yield temporary
+        if old_mode is not None:
+            temporary.chmod(old_mode)
         _sync(temporary)  # contents before name: else the name may be there without them
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        system_error = error.__context__
+        if isinstance(system_error, OSError) and "unexpected pos" in str(error):
+            raise system_error from None  # torch.save says only "unexpected pos 9728 vs 9680"
         raise
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
     _sync(path.parent)
 
 
-def _rights_of(path: Path) -> int:
-    """Permissions for the temporary file: nobody may read it who may not read the old file.
+def _mode_of(path: Path) -> int | None:
+    """The file's permissions; None if there is no file.
 
     A device or a FIFO is refused: it would be replaced, not written to.
     """
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return 0o666  # less the umask
+    if not os.path.lexists(path):
+        return None
+    mode = path.lstat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "this is a folder; name a file in it")
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "this is a device, a FIFO or the like; name a regular file")
-    return mode & 0o777 | stat.S_IWUSR
+    return stat.S_IMODE(mode)
 
 
-@contextmanager
-def _errors_of_a_full_disk() -> Iterator[None]:
-    """Raise the system's error where ``torch.save`` says only "unexpected pos 9728 vs 9680"."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError) and "unexpected pos" in str(error):
-            raise error.__context__ from None
-        raise
-
-
-def _new_temporary(path: Path, rights: int) -> tuple[Path, int | None]:
+def _new_temporary(path: Path, mode: int) -> tuple[Path, int]:
     """A new empty file beside `path`, and the open descriptor that holds its lock.
 
     The system lets go of the lock when the process dies, however it dies. A process id in the
@@ -99,10 +84,7 @@ def _new_temporary(path: Path, rights: int) -> tuple[Path, int | None]:
     """
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{LEFTOVER}")
-        lock = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, rights)
-        if not fcntl:  # Windows does not rename what is open
-            os.close(lock)
-            return temporary, None
+        lock = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         if temporary.exists():  # else another writer cleaned it up before it was locked
@@ -112,7 +94,7 @@ def _new_temporary(path: Path, rights: int) -> tuple[Path, int | None]:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove unfinished files of writers that no longer live."""
-    for path in folder.glob(f".*{LEFTOVER}") if fcntl else ():
+    for path in folder.glob(f".*{LEFTOVER}"):
         with suppress(OSError):  # its writer lives, or another one was faster
             descriptor = os.open(path, os.O_RDWR)
             try:
@@ -124,8 +106,6 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _sync(path: Path) -> None:
     """Wait until the file, or the folder's list of names, is on the disk."""
-    if os.name != "posix":
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
