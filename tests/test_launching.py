@@ -248,7 +248,7 @@ def test_the_rank_that_raised_is_blamed_with_its_own_line():
     assert 'raise ValueError("no such thing")' in message
     assert "site-packages" not in message
     assert caught.value.rank == 1
-    assert caught.value.kinds[:2] == ("ValueError", "Exception")
+    assert caught.value.kind == "ValueError"
     assert launch(dist.get_rank) == [0, 1]
 
 
@@ -288,7 +288,7 @@ def test_a_rank_that_dies_is_blamed_rather_than_the_one_that_waits_for_it(die, h
 
     with pytest.raises(LaunchError, match=f"^rank 1 of 3 {how}") as caught:
         launch(work, nprocs=3, timeout=HANG)
-    assert caught.value.kinds == ()
+    assert caught.value.kind is None
     assert launch(dist.get_rank) == [0, 1]
 
 
@@ -309,7 +309,7 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted):
         assert "dist.all_reduce(torch.ones(extra))" in lines[1]
         assert "dist.all_reduce(torch.ones(1000))" in lines[0]
         assert f"{__file__}, line " in first
-        assert f"{__file__}, line " in then
+        assert f'{__file__}", line ' in then
 
 
 @pytest.mark.parametrize(

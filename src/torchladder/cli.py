@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         status, text = 2, error
     except LaunchError as error:
         status, text = 1, error
-        if "BadInput" in error.kinds:  # a rank raised it: the sentence is enough
+        if error.kind == "BadInput":  # a rank raised it: the sentence is enough
             status, text = 2, str(error).partition("BadInput: ")[2].partition("\n\n")[0]
     except KeyboardInterrupt:
         status, text = 130, "interrupted"

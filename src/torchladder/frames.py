@@ -39,17 +39,9 @@ def places(dump: str) -> list[str]:
     return lines
 
 
-def last_place(traceback: str) -> list[str]:
-    """The innermost frame of a traceback as `describe` writes it, told as `places` does."""
-    frames = re.findall(r'  File "(.+)", line (\d+), in (.+)\n +(.+)', traceback)
-    return [f"  {file}, line {n}, in {name}\n    {code}" for file, n, name, code in frames[-1:]]
-
-
 def describe(error: BaseException, cells: Cells) -> str:
     """Type, message and the traceback's frames of the user's own code."""
-    if isinstance(error, SystemExit):
-        return f"SystemExit: {error.code}"
-    report = traceback.TracebackException.from_exception(error)
+    report = traceback.TracebackException.from_exception(error, compact=True)
     headline = "".join(report.format_exception_only()).strip()
     parts = [report]
     for part in parts:
@@ -59,8 +51,7 @@ def describe(error: BaseException, cells: Cells) -> str:
             if not _of_a_library(f.filename)
         ]
         part.stack = traceback.StackSummary.from_list(frames)
-        cause = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
-        parts += [cause] if cause else []
+        parts += filter(None, [part.__cause__ or part.__context__])
     if not any(part.stack for part in parts):
         return headline
     # The headline is where readers look first; at the traceback's end it would only be repeated.

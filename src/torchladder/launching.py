@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import codecs
 import faulthandler
 import gc
 import importlib
@@ -28,12 +29,13 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import cloudpickle
 
-from torchladder.frames import Cells, cell_sources, describe, last_place, places
+from torchladder.frames import Cells, cell_sources, describe, places
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
@@ -42,19 +44,20 @@ GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
 # What a rank says when another one is gone; the last words are NCCL's, the others gloo's.
 PEER_IS_GONE = re.compile("Connection (closed|reset) by peer|Broken pipe|remote process exited")
+# Of prints, which are read in pieces: a piece may end within a character.
+UTF8 = partial(codecs.getincrementaldecoder("utf-8"), errors="replace")
 
 
 class LaunchError(RuntimeError):
-    """A rank failed; `rank` is the one that failed first.
+    """A rank failed: `rank` is the one that failed first, `kind` the name of its exception's class.
 
-    `kinds` are the names of its exception's class and of the classes that one is derived from,
-    and nothing if the process ended without an exception.
+    `kind` is None if the process ended without an exception.
     """
 
-    def __init__(self, message: str, rank: int, kinds: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, rank: int, kind: str | None = None) -> None:
         super().__init__(message)
         self.rank = rank
-        self.kinds = kinds
+        self.kind = kind
 
 
 def warm_up() -> None:
@@ -78,17 +81,15 @@ def launch(
 ) -> list:
     """Call ``function(*args, **kwargs)`` in `nprocs` processes at once; their results by rank.
 
-    When the function starts, the process group is up, the rank's GPU (if any) is the current
-    device, the cores are shared out among the ranks, and ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``
-    and the like are set as torchrun sets them. Whatever happens, Ctrl-C included, no process is
-    left. Runs on Linux and macOS; on Windows, in WSL 2.
+    When the function starts, the process group is up (see `join_group`), the cores are shared out
+    among the ranks, and ``RANK``, ``WORLD_SIZE`` and the like are set as torchrun sets them.
+    Tensors arrive, and come back, on the CPU. Whatever happens, Ctrl-C included, no process is
+    left.
 
     Parameters
     ----------
     function : callable
         Any function; closures, lambdas and functions defined in a notebook's cell too.
-    *args, **kwargs
-        What to call it with. Tensors arrive on the CPU.
     nprocs : int
         The world size: at most 8 for each core, but 64 are always allowed. Ranks that share a
         core take turns on it, so more of them are no faster.
@@ -100,23 +101,12 @@ def launch(
     backend : str, optional
         Default ``'nccl'`` if there is a GPU for each rank, else ``'gloo'``.
 
-    Returns
-    -------
-    list
-        What each rank returned, in rank order; tensors are on the CPU.
-
     Raises
     ------
     LaunchError
         If a rank raised, exited or was killed. The first to fail is named, with its traceback.
-    TimeoutError
-        If it took longer than `timeout`.
-    ValueError
-        For a world size below 1 or above what this machine can serve, or an unknown `show`.
     TypeError
         If the function or an argument cannot be sent to another process.
-    OSError
-        If Python has no fork server here.
 
     Examples
     --------
@@ -136,12 +126,13 @@ def launch(
         with _no_main_module():
             for rank in range(nprocs):
                 ranks.append(_start(rank, nprocs, store.port, job))
-        _follow(ranks, timeout, show)
+        ranks[0].live = show != "none"
+        _follow(ranks, timeout)
         error = _error(ranks, timeout)
     finally:
         _end(ranks)
         del store
-    _print_the_rest(ranks, show)
+    _print_the_others(ranks, show)
     if error:
         raise error
     return [r.reply[0] for r in ranks]
@@ -155,8 +146,7 @@ class _Failure:
     """What is wrong with a rank; `text` goes on after "rank 1 of 2"."""
 
     text: str
-    kinds: tuple[str, ...] = ()  # as in `LaunchError`
-    place: list[str] = field(default_factory=list)  # its stack, as lines
+    kind: str | None = None  # as in `LaunchError`
     when: float = field(default_factory=time.time)
 
 
@@ -169,8 +159,9 @@ class _Rank:
     result: Connection
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
-    printed: bytearray = field(default_factory=bytearray)
-    shown: int = 0
+    decoder: codecs.IncrementalDecoder = field(default_factory=UTF8)
+    printed: list[str] = field(default_factory=list)
+    live: bool = False  # show at once what it prints
     reply: tuple[object] | _Failure | None = None  # what it returned, or why it did not
 
     @property
@@ -200,23 +191,6 @@ def _job(function: Callable, args: tuple, kwargs: dict, backend: str | None) -> 
         raise TypeError(f"{name} or its arguments cannot be sent to a process: {error}") from error
 
 
-def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
-    context = mp.get_context("forkserver")
-    ours, theirs = zip(*(context.Pipe(duplex=False) for _ in range(3)), strict=True)
-    environment = {"OMP_NUM_THREADS": str(max(1, _cores() // nprocs))} | dict(os.environ)
-    values = (rank, rank, nprocs, nprocs, "127.0.0.1", port)
-    environment |= zip(GROUP, map(str, values), strict=True)
-    # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
-    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    process = context.Process(
-        target=_run_rank, args=(job, environment, *theirs), name=f"rank {rank}"
-    )
-    process.start()
-    for connection in theirs:
-        connection.close()
-    return _Rank(rank, process, *ours)
-
-
 @contextmanager
 def _no_main_module() -> Iterator[None]:
     """Keep ranks from importing the caller's script, which then needs no `__main__` guard."""
@@ -228,7 +202,22 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _follow(ranks: list[_Rank], timeout: float | None, show: str) -> None:
+def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
+    context = mp.get_context("forkserver")
+    ours, theirs = zip(*(context.Pipe(duplex=False) for _ in range(3)), strict=True)
+    environment = {"OMP_NUM_THREADS": str(max(1, _cores() // nprocs))} | dict(os.environ)
+    values = (rank, rank, nprocs, nprocs, "127.0.0.1", port)
+    environment |= zip(GROUP, map(str, values), strict=True)
+    # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    process = context.Process(target=_run_rank, args=(job, environment, *theirs))
+    process.start()
+    for connection in theirs:
+        connection.close()
+    return _Rank(rank, process, *ours)
+
+
+def _follow(ranks: list[_Rank], timeout: float | None) -> None:
     """Read prints and replies until all ranks are done, time is up, or a failure has settled."""
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
     while (left := deadline - time.monotonic()) > 0 and not all(r.reply for r in ranks):
@@ -237,8 +226,6 @@ def _follow(ranks: list[_Rank], timeout: float | None, show: str) -> None:
         wait(sources, min(left, 1.0))
         for r in ranks:
             _read(r)
-        if show != "none":
-            _print_new_lines(ranks[0])
         if any(r.failed for r in ranks):
             deadline = min(deadline, time.monotonic() + GRACE)
 
@@ -248,44 +235,42 @@ def _read(r: _Rank) -> None:
     alive = r.process.is_alive()  # asked first: what it wrote before it died is then in the pipes
     _read_prints(r)
     if not r.result.closed and r.result.poll():
-        try:
+        with suppress(EOFError):  # it died without a reply
             r.reply = cloudpickle.loads(r.result.recv_bytes())
-        except EOFError:
-            pass
-        except Exception as error:
-            text = f"returned what cannot be read here: {type(error).__name__}: {error}"
-            r.reply = _Failure(text, _kinds(error))
         r.result.close()
     if not alive and not r.reply:
-        r.reply = _death(r)
+        r.reply = _Failure(_death(r))
 
 
 def _read_prints(r: _Rank) -> None:
     for _ in range(16):  # not for ever: some rank may print faster than this reads
         if r.output.closed or not r.output.poll():
             break
-        chunk = os.read(r.output.fileno(), 65536)
-        r.printed += chunk
-        if not chunk:
+        piece = os.read(r.output.fileno(), 65536)
+        text = r.decoder.decode(piece)
+        r.printed.append(text)
+        if r.live:
+            print(text, end="", flush=True)
+        if not piece:
             r.output.close()
 
 
-def _death(r: _Rank) -> _Failure:
+def _death(r: _Rank) -> str:
     """How a process ended that left no reply."""
     r.process.join()
     code = r.process.exitcode
     if code >= 0:
-        return _Failure(f"exited with {code}")
+        return f"exited with {code}"
     text = f"was killed by {signal.Signals(-code).name}"
     if code == -signal.SIGABRT:
         # C++ ends a process that does not catch an exception, and prints the exception.
-        printed = r.printed.decode(errors="replace")
-        last = re.findall(r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?", printed)[-1:]
-        text += "".join(f": {words.rpartition('what():')[2].strip()}" for words in last)
-    return _Failure(text, place=_stack(r))
+        pattern = r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?"
+        if last_words := re.findall(pattern, "".join(r.printed)):
+            text += f": {last_words[-1].rpartition('what():')[2].strip()}"
+    return text + _place(r)
 
 
-def _stack(r: _Rank, seconds: float = 0.0) -> list[str]:
+def _place(r: _Rank, seconds: float = 0.0) -> str:
     """Where a rank is, or was when it died; for at most `seconds`, wait until it has said so."""
     dump, end = b"", time.monotonic() + seconds
     # faulthandler writes it in many pieces, the outermost frame last.
@@ -293,23 +278,24 @@ def _stack(r: _Rank, seconds: float = 0.0) -> list[str]:
         if not (piece := os.read(r.stack.fileno(), 65536)):
             break
         dump += piece
-    return places(dump.decode(errors="replace"))
+    lines = places(dump.decode(errors="replace"))
+    return "\n".join([f"\nrank {r.rank} was at:", *lines]) if lines else ""
 
 
 def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
     """What to raise, if anything; asks the ranks that still run where they are."""
-    if any(r.failed for r in ranks):
-        return _blame([r for r in ranks if r.failed], len(ranks))
+    if failed := [r for r in ranks if r.failed]:
+        return _blame(failed, len(ranks))
     unfinished = [r for r in ranks if not r.reply]
     if not unfinished:
         return None
     names = " and ".join(f"rank {r.rank}" for r in unfinished)
-    lines = [f"{names} of {len(ranks)} still running after {timeout:g} s"]
+    text = f"{names} of {len(ranks)} still running after {timeout:g} s"
     for r in unfinished:
         with suppress(ProcessLookupError):  # it may have ended just now
             os.kill(r.process.pid, signal.SIGUSR1)
-        lines += [f"rank {r.rank} was at:", *_stack(r, 5.0)]
-    return TimeoutError("\n".join(lines))
+        text += _place(r, 5.0)
+    return TimeoutError(text)
 
 
 def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
@@ -321,56 +307,36 @@ def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
             return 2, r.reply.when
         # A death is noticed after the errors that it causes, so deaths come first whatever their
         # time. Not this one (pytorch#179291), which is as often the effect of another rank's end.
-        died = not r.reply.kinds and "terminate called without an active exception" not in text
+        died = not r.reply.kind and "terminate called without an active exception" not in text
         return 0 if died else 1, r.reply.when
 
-    first, *others = sorted(failed, key=order)
-    lines = [f"rank {first.rank} of {nprocs} {first.reply.text}"]
-    if first.reply.place:
-        # The others' places too: gloo aborts the rank that receives a message of the wrong size,
-        # and the mistake may be with the rank that sent it.
-        for r in (first, *sorted(others, key=lambda r: r.rank)):
-            place = r.reply.place or last_place(r.reply.text)
-            lines += [f"rank {r.rank} was at:", *place] if place else []
-    return LaunchError("\n".join(lines), first.rank, first.reply.kinds)
-
-
-def _kinds(error: BaseException) -> tuple[str, ...]:
-    return tuple(kind.__name__ for kind in type(error).__mro__)
+    failed = sorted(failed, key=order)
+    first = failed[0]
+    # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
+    # rank that sent it, so that one's traceback is told too.
+    told = failed if "SIGABRT" in first.reply.text else [first]
+    text = "\n\n".join(f"rank {r.rank} of {nprocs} {r.reply.text}" for r in told)
+    return LaunchError(text, first.rank, first.reply.kind)
 
 
 def _end(ranks: list[_Rank]) -> None:
     """No process and no pipe is left, whatever state they are in."""
     for r in ranks:
-        if not r.reply:
-            r.process.terminate()
-    end = time.monotonic() + 1.0
-    for r in ranks:
-        r.process.join(max(0.0, end - time.monotonic()))
         if r.process.is_alive():
             r.process.kill()
             r.process.join()
+    for r in ranks:
         _read_prints(r)
         for connection in (r.result, r.output, r.stack):
             connection.close()
         r.process.close()
 
 
-def _print_new_lines(r: _Rank, *, rest: bool = False) -> None:
-    end = len(r.printed) if rest else r.printed.rfind(b"\n") + 1
-    if end > r.shown:
-        sys.stdout.write(r.printed[r.shown : end].decode(errors="replace"))
-        sys.stdout.flush()
-        r.shown = end
-
-
-def _print_the_rest(ranks: list[_Rank], show: str) -> None:
-    if show != "none":
-        _print_new_lines(ranks[0], rest=True)
+def _print_the_others(ranks: list[_Rank], show: str) -> None:
+    """What the ranks printed, of those that are asked for or failed and were not shown live."""
     for r in ranks:
-        shown_live = r.rank == 0 and show != "none"
-        if (show == "all" or r.failed) and r.printed and not shown_live:
-            text = r.printed.decode(errors="replace").rstrip("\n")
+        text = "".join(r.printed).rstrip("\n")
+        if text and not r.live and (show == "all" or r.failed):
             print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
 
 
@@ -432,7 +398,8 @@ def _run_rank(
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
-        reply = _to_bytes(_Failure(f"failed with {describe(error, cells)}", _kinds(error)))
+        kind = type(error).__name__
+        reply = _to_bytes(_Failure(f"failed with {describe(error, cells)}", kind))
     for child in mp.active_children():  # a data loader's workers
         child.terminate()
         child.join()
@@ -456,10 +423,8 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), errors="replace", line_buffering=True)
-        for fd in (1, 2)
-    )
+    by_line = {"buffering": 1, "encoding": "utf-8", "errors": "replace", "closefd": False}
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", **by_line) for fd in (1, 2))
     os.set_blocking(stack.fileno(), False)  # nobody empties it before the process has ended
     # The thread that aborts is often gloo's, which has no Python stack: the others say where.
     faulthandler.enable(file=stack.fileno(), all_threads=True)
@@ -477,12 +442,8 @@ def join_group(backend: str | None = None) -> None:
     """Join the process group that the environment describes (torchrun's, or `launch`'s).
 
     The rank's GPU becomes the current device. The backend is NCCL if there is a GPU for each rank
-    of this machine, else gloo, in which case the ranks share what GPUs there are.
-
-    Raises
-    ------
-    ValueError
-        If a variable of that environment is missing.
+    of this machine, else gloo, in which case the ranks share what GPUs there are. A ValueError
+    names the variables of that environment that are missing.
     """
     import torch
     import torch.distributed as dist
@@ -505,12 +466,10 @@ def join_group(backend: str | None = None) -> None:
 
 
 def _calm_gloo() -> None:
-    """Let the threads that compute come before gloo's event loop.
+    """Let the threads that compute preempt gloo's event loop, which spins while it waits.
 
-    gloo's epoll thread spins while a message is unread; SCHED_BATCH lets compute preempt it.
-    (Measured on 2 cores with Linux 6.18 and torch 2.15: of all-reduces of LeNet's gradients, which
-    take 0.5 ms, one in ten took 4.) In torch 2.10 the thread has no name to find it by, and stays
-    as it is.
+    Without it, one in ten all-reduces of LeNet's gradients took 4 ms instead of 0.5 (Linux 6.18,
+    2 cores, torch 2.15). In torch 2.10 the thread has no name to find it by, and stays as it is.
     """
     for thread in Path("/proc/self/task").glob("*"):
         with suppress(OSError):  # the thread has ended, or the system refuses: no harm
