@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from inspect import signature
+from inspect import getfullargspec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,15 +59,9 @@ def test_every_model_trains(model, capsys):
 
 def test_an_option_that_is_left_out_means_what_train_means_by_it():
     options = vars(cli._parser().parse_args(["train"]))
-    keywords = {
-        name: parameter.default
-        for name, parameter in signature(train).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    assert keywords.keys() - options.keys() == {"ddp_options", "progress"}
-    assert {name: options[name] for name in keywords.keys() & options.keys()} == {
-        name: keywords[name] for name in keywords.keys() & options.keys()
-    }
+    defaults = getfullargspec(train).kwonlydefaults
+    assert defaults.keys() - options.keys() == {"ddp_options", "progress"}
+    assert {**defaults, **options} == {**options, **defaults}
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -174,14 +168,6 @@ def test_classes_of_a_trusted_file_come_from_the_current_folder(tmp_path):
     assert torch.load(tmp_path / "plain.pt").keys() == {"weight", "bias"}
 
 
-@pytest.mark.slow
-def test_a_wrong_option_shows_the_usage():
-    done = run("train", "--no-such-option")
-    assert done.returncode == 2
-    assert "usage: torchladder" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
     def interrupt(options):
         raise KeyboardInterrupt
@@ -263,12 +249,9 @@ def test_a_driver_that_pytorch_cannot_use_is_a_problem(monkeypatch):
     assert any("hides every GPU; unset it" in problem for problem in cli.find_problems())
 
 
-def test_too_many_threads_and_too_little_shared_memory_are_problems(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 999)
+def test_too_little_shared_memory_is_a_problem(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64e6))
-    problems = " ".join(cli.find_problems())
-    assert "999 threads" in problems
-    assert "/dev/shm has 64 MB left" in problems
+    assert any("/dev/shm has 64 MB left" in problem for problem in cli.find_problems())
 
 
 def test_a_gpu_this_torch_is_not_built_for_is_a_problem(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import shutil
@@ -10,16 +11,12 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from inspect import signature
-from math import inf, prod
+from inspect import getfullargspec
+from math import prod
 from pathlib import Path
 
 from torchladder import OLDEST_TORCH, __version__
-from torchladder.launching import LaunchError
-
-MODELS = ("lenet", "mlp", "linear-conv")
-TRUST = "load a whole pickled model, which runs code of the file: only if you trust who made it"
+from torchladder.launching import LaunchError, join_group, launch
 
 
 class BadInput(Exception):
@@ -31,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         with _bad_input():
-            sys.exit(options.run(options))
+            sys.exit(options.run(options) or 0)
     except BadInput as error:
         status, text = 2, error
     except LaunchError as error:
@@ -71,27 +68,33 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine has, and what is wrong with it")
     doctor.set_defaults(run=_doctor)
 
-    what = "what is in a checkpoint, and what to do with it"
-    inspect = commands.add_parser("inspect", help=what, description=_inspect.__doc__)
+    source = argparse.ArgumentParser(add_help=False)
+    add = source.add_argument
+    add("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
+    add("--trust", action="store_true", help="load a whole pickled model, which runs code of the"
+        " file: only if you trust who made it")  # fmt: skip
+
+    inspect = commands.add_parser(
+        "inspect", help="what is in a checkpoint, and what to do with it", parents=[source],
+        description=_inspect.__doc__, epilog="Example: torchladder inspect found.pt",
+    )  # fmt: skip
     inspect.set_defaults(run=_inspect)
     add = inspect.add_argument
-    add("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
     add("--verify", action="store_true", default=None, help="check the numbers too: reads all")
-    add("--trust", action="store_true", help=TRUST)
 
-    what = "turn any checkpoint into a plain state dict"
-    example = "Example:  torchladder fix ddp.pt -o plain.pt --for my_models:Net"
-    fix = commands.add_parser("fix", help=what, description=_fix.__doc__, epilog=example)
+    fix = commands.add_parser(
+        "fix", help="turn any checkpoint into a plain state dict", parents=[source],
+        description=_fix.__doc__,
+        epilog="Example: torchladder fix ddp.pt -o plain.pt --for my_models:Net",
+    )  # fmt: skip
     fix.set_defaults(run=_fix)
     add = fix.add_argument
-    add("path", metavar="SRC", help="a file, or a sharded checkpoint's folder")
-    add("-o", dest="target", metavar="DST", required=True, help="the file to write")
+    add("-o", dest="target", metavar="FILE", required=True,
+        help="the file to write; one called .safetensors gets that format")  # fmt: skip
     add("--for", dest="model", metavar="MODULE:MODEL", help="fit the model that this makes: Net"
         " in my_models.py, called without arguments, is my_models:Net")  # fmt: skip
     add("--partial", action="store_true", help="with --for: write what fits, if not all does")
     add("--key", help="where the weights are, such as model_ema, if in several places")
-    add("--to", choices=["torch", "safetensors"], help="default: what the name of DST ends in")
-    add("--trust", action="store_true", help=TRUST)
 
     _add_train(commands)
     return parser
@@ -104,7 +107,7 @@ def _add_train(commands) -> None:
     train.set_defaults(run=_train)
     add = train.add_argument
     add("--nproc", type=int, default=2, help="processes on rung ddp (torchrun decides for itself)")
-    add("--model", choices=MODELS, default="lenet")
+    add("--model", choices=["lenet", "mlp", "linear-conv"], default="lenet")
     add("--width", type=float, default=1 / 16, help="factor on the sizes of linear-conv")
     add("--data", default="fashion_mnist_small", help="or fashion_mnist, cifar10")
     add("--folder", help="where the data set lies, if not in one of the usual places")
@@ -128,29 +131,26 @@ def _add_train(commands) -> None:
 # --- inspect and fix ----------------------------------------------------------------------------
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _inspect(options: argparse.Namespace) -> None:
     """Say what is in a checkpoint: kind, keys, shapes, dtypes, devices, which wrapper put what
     before the keys, and what to do next. No code in the file is run.
     """
     from torchladder.checkpoints import inspect_checkpoint
 
-    path = _source(options)
-    print(inspect_checkpoint(path, trust=options.trust, verify=options.verify))
-    return 0
+    print(inspect_checkpoint(_source(options), trust=options.trust, verify=options.verify))
 
 
-def _fix(options: argparse.Namespace) -> int:
+def _fix(options: argparse.Namespace) -> None:
     """Write the weights of any checkpoint as a plain state dict that loads on every rung:
-    unwrapped, without wrappers' prefixes, for the CPU, without what is not weights. DST is written
-    whole or not at all.
+    unwrapped, without wrappers' prefixes, for the CPU, without what is not weights. FILE is
+    written whole or not at all.
     """
     from torchladder.checkpoints import fix_checkpoint
 
     path = _source(options)
     model = _model_named(options.model) if options.model else None
-    choices = {"key": options.key, "to": options.to, "strict": not options.partial}
-    print(fix_checkpoint(path, options.target, model=model, trust=options.trust, **choices))
-    return 0
+    choices = {"key": options.key, "strict": not options.partial, "trust": options.trust}
+    print(fix_checkpoint(path, options.target, model=model, **choices))
 
 
 def _source(options: argparse.Namespace) -> str:
@@ -164,8 +164,6 @@ def _source(options: argparse.Namespace) -> str:
 
 def _model_named(name: str):
     """The model that ``package.module:Model`` makes, without memory for its weights if it can."""
-    import importlib
-
     import torch
 
     module, _, attribute = name.partition(":")
@@ -175,7 +173,7 @@ def _model_named(name: str):
         try:
             with torch.device("meta"):
                 model = make()
-        except (RuntimeError, NotImplementedError):  # it computes with its weights
+        except RuntimeError:  # it computes with its weights
             model = make()
     except Exception as error:  # of the user's module, in whatever way
         raise BadInput(
@@ -190,25 +188,23 @@ def _model_named(name: str):
 # --- train --------------------------------------------------------------------------------------
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> None:
     if options.rung != "ddp":
-        return _train_here(options)
-    import torch.distributed as dist
-
-    from torchladder.launching import join_group, launch
-
-    if "RANK" not in os.environ:  # not under torchrun: start the ranks from here
+        _train_here(options)
+    elif "RANK" not in os.environ:  # not under torchrun: start the ranks from here
         launch(_train_here, options, nprocs=options.nproc)
-        return 0
-    join_group()
-    try:
-        return _train_here(options)
-    finally:
-        dist.destroy_process_group()
+    else:
+        import torch.distributed as dist
+
+        join_group()
+        try:
+            _train_here(options)
+        finally:
+            dist.destroy_process_group()
 
 
 @_bad_input()
-def _train_here(options: argparse.Namespace) -> int:
+def _train_here(options: argparse.Namespace) -> None:
     """Train in this process; of several ranks only the first prints and saves."""
     import torch
     import torch.distributed as dist
@@ -221,14 +217,13 @@ def _train_here(options: argparse.Namespace) -> int:
     data = load(options.data, options.folder, download=options.download)
     torch.manual_seed(options.seed % 2**64)  # whether the seed can be used, `train` says
     model = _model(options, data)
-    first = options.rung != "ddp" or dist.get_rank() == 0
+    keywords = getfullargspec(train).kwonlyargs
+    given = {name: value for name, value in vars(options).items() if name in keywords}
     if options.rung == "ddp":
         where = f"{dist.get_world_size()} ranks ({dist.get_backend()})"
-    keywords = [p.name for p in signature(train).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    given = {name: getattr(options, name) for name in keywords if hasattr(options, name)}
-    if not first:
-        train(model, data, **given)
-        return 0
+        if dist.get_rank() > 0:
+            train(model, data, **given)
+            return
     saving = options.save is not None
     # Opened before the training: a file that cannot be written is found out now.
     with atomic_file(options.save) if saving else nullcontext() as temporary:
@@ -238,29 +233,21 @@ def _train_here(options: argparse.Namespace) -> int:
             torch.save(model.state_dict(), temporary)
     if saving:
         print(f"saved {options.save}")
-    return 0
 
 
 def _model(options: argparse.Namespace, data):
-    import torch
-
     from torchladder import models
     from torchladder.devices import cpu_memory
 
-    shape, classes = data.shape, len(data.classes)
+    shape, classes, width = data.shape, len(data.classes), options.width
     if options.model == "mlp":
         return models.MLP(prod(shape), outputs=classes)
     if options.model == "lenet":
         return models.LeNet(shape, classes)
-    build = partial(models.LinearConvNet, shape, classes, width=options.width)
-    try:
-        with torch.device("meta"):  # takes no memory
-            needed = 12 * models.count_parameters(build())  # with gradients and momentum
-    except (RuntimeError, OverflowError, TypeError):  # sizes that PyTorch cannot count
-        needed = inf
-    if needed > (cpu_memory()[0] or inf):
-        raise BadInput(f"--width {options.width:g}: this machine lacks the memory to train it.")
-    return build()
+    # It has 0.8 billion parameters at width 1; with gradient and momentum, each takes 12 bytes.
+    if 12 * 0.8e9 * width * width > cpu_memory()[0]:
+        raise BadInput(f"--width {width:g}: this machine lacks the memory to train it.")
+    return models.LinearConvNet(shape, classes, width=width)
 
 
 # --- doctor -------------------------------------------------------------------------------------
@@ -278,9 +265,8 @@ def _doctor(options: argparse.Namespace) -> int:
     print(f"torch {torch.__version__} (CUDA {cuda}), torchvision {torchvision.__version__}\n")
     print(device_table(), end="\n\n")
     print(*data_sets_here(), sep="\n", end="\n\n")
-    problems = list(find_problems())
-    print(*(f"PROBLEM  {problem}" for problem in problems), sep="\n", end="")
-    print("No problem found." if not problems else "")
+    problems = [f"PROBLEM  {problem}" for problem in find_problems()]
+    print(*problems or ["No problem found."], sep="\n")
     return 1 if problems else 0
 
 
@@ -310,12 +296,6 @@ def find_problems() -> Iterator[str]:
         yield from filter(None, map(_gpu_problem, range(torch.cuda.device_count())))
     elif shutil.which("nvidia-smi"):
         yield f"nvidia-smi is here, but PyTorch sees no GPU: {why_no_cuda()}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if torch.get_num_threads() > cores:
-        yield (
-            f"PyTorch uses {torch.get_num_threads()} threads on {cores} cores, which is slower "
-            "than as many threads as cores: set OMP_NUM_THREADS."
-        )
     shared = Path("/dev/shm")
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < 256e6:
         yield (
