@@ -69,10 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     source = argparse.ArgumentParser(add_help=False)
-    add = source.add_argument
-    add("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
-    add("--trust", action="store_true", help="load a whole pickled model, which runs code of the"
-        " file: only if you trust who made it")  # fmt: skip
+    source.add_argument("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
 
     inspect = commands.add_parser(
         "inspect", help="what is in a checkpoint, and what to do with it", parents=[source],
@@ -137,7 +134,7 @@ def _inspect(options: argparse.Namespace) -> None:
     """
     from torchladder.checkpoints import inspect_checkpoint
 
-    print(inspect_checkpoint(_source(options), trust=options.trust, verify=options.verify))
+    print(inspect_checkpoint(options.path, verify=options.verify))
 
 
 def _fix(options: argparse.Namespace) -> None:
@@ -147,19 +144,9 @@ def _fix(options: argparse.Namespace) -> None:
     """
     from torchladder.checkpoints import fix_checkpoint
 
-    path = _source(options)
     model = _model_named(options.model) if options.model else None
-    choices = {"key": options.key, "strict": not options.partial, "trust": options.trust}
-    print(fix_checkpoint(path, options.target, model=model, **choices))
-
-
-def _source(options: argparse.Namespace) -> str:
-    """The checkpoint's path; what a trusted file names may then come from the current folder."""
-    if not options.path:  # pathlib would take it for the current folder
-        raise BadInput("the path is empty; name a file, or a sharded checkpoint's folder.")
-    if options.trust:
-        sys.path.insert(0, os.getcwd())
-    return options.path
+    choices = {"key": options.key, "strict": not options.partial}
+    print(fix_checkpoint(options.path, options.target, model=model, **choices))
 
 
 def _model_named(name: str):

@@ -137,6 +137,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     OSError
         If it is not there or may not be read.
     """
+    if not os.fspath(path):  # pathlib would take it for the current folder
+        raise CheckpointError("The path is empty: name a file, or a sharded checkpoint's folder.")
     path = Path(path)
     with as_checkpoint_error(path):
         if path.is_dir():
