@@ -84,6 +84,7 @@ def trained(tmp_path_factory):
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_one_epoch_gives_a_useful_model(trained, name):
     done, _ = trained[name]
@@ -94,6 +95,7 @@ def test_one_epoch_gives_a_useful_model(trained, name):
     assert float(re.fullmatch(r"test accuracy: ([\d.]+)%", last)[1]) > 72
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
     done, path = trained[name]
@@ -109,6 +111,7 @@ def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
     assert f"test accuracy: {right.float().mean():.2%}" in done.stdout
 
 
+@pytest.mark.slow
 def test_all_programs_save_the_same_keys_and_the_first_three_the_same_numbers(trained):
     first, *others = [torch.load(path) for _, path in trained.values()]
     for other in others:
@@ -152,9 +155,11 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(name, options, sentence)
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CPU)
 def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(name, tmp_path):
-    options = ["--data", few_images(tmp_path, 600), "--epochs", 8, "--amp", "fp16"]
+    options = ["--data", few_images(tmp_path, 200), "--epochs", 5, "--amp", "fp16"]
+    options += ["--batch-size", 16, "--lr", 0.1]
     done = run_here(name, *ON_CPU[name], *options, torchrun=name == "4_ddp.py")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1].rstrip("%")) > 40

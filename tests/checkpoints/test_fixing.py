@@ -115,6 +115,7 @@ def limited(arguments, size):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["y.pt", "y.safetensors"])
 def test_a_full_disk_costs_nothing(name, tmp_path):
     path = saved(tmp_path, {"w": torch.randn(200_000)})

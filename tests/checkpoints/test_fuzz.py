@@ -125,6 +125,7 @@ def try_all(path, number, model):
     return [name for name, was_refused in refusals.items() if was_refused]
 
 
+@pytest.mark.slow
 def test_no_mutated_file_does_harm(seeds, tmp_path):
     files, folder = seeds
     model, refusals, slowest = net(), Counter(), 0
