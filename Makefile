@@ -39,7 +39,8 @@ site: venv
 	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
 
 # Here and below, two tests at a time with a thread each: threads that wait for a busy core are very slow.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+# PyTorch asks for the name of 127.0.0.1; a name server that is slow to answer costs 5 s without this.
+PYTEST := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 quick: lint  ## check the code by the tests that take no time; less than a minute
 	$(PYTEST) --dist loadfile -m "not slow"
