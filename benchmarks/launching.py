@@ -116,7 +116,7 @@ NAMES = {
 
 def import_cell():
     """The first code cell of the chapter on DDP."""
-    notebook = nbformat.read(ROOT / "notebooks" / "08_rung_4_distributed.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "notebooks" / "09_rung_4_distributed.ipynb", as_version=4)
     return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 

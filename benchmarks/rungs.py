@@ -26,7 +26,7 @@ def by_torchladder(batch_size):
 
 
 def training_rates(batch_size):
-    """What chapter 09 shows, in each rank."""
+    """What chapter 11 shows, in each rank."""
     import torch
 
     from torchladder.measuring import measure_across_ranks

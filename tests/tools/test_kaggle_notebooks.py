@@ -127,7 +127,7 @@ def test_programs_that_a_chapter_names_are_carried(notebooks, name):
 
 
 def test_admonitions_become_quotations_and_differences_become_diffs(notebooks):
-    text = "\n".join(cell.source for cell in notebooks["08_rung_4_distributed"].cells[1:])
+    text = "\n".join(cell.source for cell in notebooks["09_rung_4_distributed"].cells[1:])
     assert "> **Before you start**\n>\n> **You will be able to:**" in text
     assert '```diff\n-"""Rung 3' in text
     assert "\n+dist.init_process_group" in text
@@ -170,7 +170,7 @@ def test_the_same_chapters_give_the_same_bytes(folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_package_is_found_by_the_notebook_its_children_and_the_ranks(notebooks, tmp_path):
-    name = "09_which_rung"  # needs no data
+    name = "11_which_rung"  # needs no data
     others = "\n".join(notebooks[name].cells[2].source.splitlines()[:4])
     code = f"""
 import importlib.util, os, subprocess, sys
