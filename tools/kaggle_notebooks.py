@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import difflib
 import hashlib
+import html
 import io
 import json
 import lzma
@@ -133,6 +134,11 @@ def plain_markdown(text: str, path: Path) -> str:
         raise ValueError(f"{path.name}: no plain form is known of {unknown[0]!r}")
     # The bundled images do not travel; the first cell writes the same from the full set.
     text = text.replace("src/torchladder/bundled/", "rungs/")
+    text = re.sub(
+        r"!\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([\w./-]+\.svg)\)",
+        lambda found: embedded(found[1], path.parent / found[2]),
+        text,
+    )
     return re.sub(
         r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([\w./-]+\.(?:ipynb|md)(?:#[\w-]+)?|#[\w-]+)\)",
         lambda found: linked(*found.groups(), path),
@@ -153,6 +159,17 @@ def plain_diff(old: Path, new: Path) -> str:
     programs = [file.read_text(encoding="utf-8").splitlines() for file in (old, new)]
     lines = list(difflib.unified_diff(*programs, n=0, lineterm=""))[3:]
     return "\n".join(["```diff", *("" if line[:2] == "@@" else line for line in lines), "```"])
+
+
+def embedded(alt: str, picture: Path) -> str:
+    """A picture that travels in its cell.
+
+    As the data of an ``<img>``: JupyterLab shows no SVG that is a cell's attachment
+    (https://github.com/jupyterlab/jupyterlab/issues/10464), and markdown-it, on which other
+    front ends build, refuses such data in Markdown's own form.
+    """
+    data = base64.b64encode(picture.read_bytes()).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{data}">'
 
 
 def linked(text: str, target: str, path: Path) -> str:

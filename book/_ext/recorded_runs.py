@@ -18,7 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 from translation import _
 
 WHERE = "book/where_this_was_run"
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#:\s]+\.(?:ipynb|md))(#[^)\s]*)?\)")
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#:\s]+\.(?:ipynb|md|svg))(#[^)\s]*)?\)")
 
 
 # --- finding the runs ---------------------------------------------------------------------------
@@ -96,8 +96,8 @@ def joined(lines):
 
 
 def moved(app, match, page):
-    """A chapter's link as the recorded page needs it; without what is no longer there."""
-    words, target, anchor = match.groups()
+    """A chapter's link or picture as the recorded page needs it; only its words if it is gone."""
+    picture, words, target, anchor = match.groups()
     path = normpath(f"notebooks/{target}")
     beside = f"{dirname(page)}/{path.removeprefix('notebooks/')}"
     if Path(app.srcdir, beside).exists():
@@ -106,7 +106,7 @@ def moved(app, match, page):
         return words
     if anchor and anchor[1:] not in anchors(Path(app.srcdir, path)):
         anchor = None
-    return f"[{words}]({relpath(path, dirname(page))}{anchor or ''})"
+    return f"{picture}[{words}]({relpath(path, dirname(page))}{anchor or ''})"
 
 
 def anchors(file):

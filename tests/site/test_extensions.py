@@ -14,6 +14,8 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
+from torchladder.plotting import Svg
+
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "book" / "_ext"
 
@@ -81,6 +83,48 @@ def test_formulas_become_mathml_and_cells_without_language_info_are_coloured(tmp
     page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
     assert page.select_one("math msup").text == "α2"
     assert [span.text for span in page.select(".cell_input .k")] == ["for", "pass"]
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """A picture of a small project, and the page that shows it."""
+    (tmp_path / "book/figures").mkdir(parents=True)
+    file = tmp_path / "book/figures/box.svg"
+    file.write_text('<svg viewBox="0 0 480 9"><text>First words</text></svg>\n')
+    page = '# A page\n\nText.\n\n![1 < 2 & "two".](book/figures/box.svg)\n'
+    (tmp_path / "index.md").write_text(page)
+    return file
+
+
+@pytest.mark.slow
+def test_a_picture_is_part_of_the_page_in_the_frame_of_the_figures_of_cells(picture, tmp_path):
+    extensions = ["myst_parser", "mathml", "inline_svg"]
+    assert sphinx(tmp_path, extensions=extensions) == (0, "")
+    page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
+    figure = page.select_one("section > figure")
+    frame = Svg(picture.read_text().strip(), '1 < 2 & "two".')._repr_html_()
+    assert figure["class"] == ["torchladder-figure", "mechanism"]
+    figure["class"].remove("mechanism")
+    assert str(figure) == str(BeautifulSoup(frame, "html.parser"))
+    assert not page.select("article img")
+    assert not list((tmp_path / "_build").rglob("box.svg"))
+    assert re.search(r"\bfirst\b", (tmp_path / "_build/searchindex.js").read_text())
+
+    # The page was not touched, and is built again.
+    picture.write_text(picture.read_text().replace("First", "Second"))
+    assert sphinx(tmp_path, extensions=extensions) == (0, "")
+    assert "Second words" in (tmp_path / "_build/index.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_picture_within_a_sentence_and_one_that_is_missing_fail_the_build(picture, tmp_path):
+    (tmp_path / "index.md").write_text(
+        "# A page\n\nSee ![this](book/figures/box.svg).\n\n![that](book/figures/gone.svg)\n"
+    )
+    status, warnings = sphinx(tmp_path, extensions=["myst_parser", "mathml", "inline_svg"])
+    assert status != 0
+    assert "index.md:3: WARNING: a picture needs a paragraph of its own" in warnings
+    assert "image file not readable: book/figures/gone.svg" in warnings
 
 
 @pytest.mark.parametrize(

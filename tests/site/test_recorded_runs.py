@@ -33,6 +33,7 @@ CHAPTERS = {
     "01_fine": [
         "# A chapter\n\nSee the [**rank**](../book/glossary.md#rank), [another](02_stops.ipynb), "
         "[one that is gone](03_gone.ipynb) and [a word](../book/glossary.md#no-such-word).\n\n"
+        "![A ladder.](../book/figures/ladder.svg)\n\n![Drawn.](../book/figures/gone.svg)\n\n"
         "```{literalinclude} ../rungs/2_gpu.py\n:diff: ../rungs/1_cpu.py\n```",
         LEAKS,
     ],
@@ -189,6 +190,7 @@ def page(repository, run):
         chapter.read_text()
         .replace("[one that is gone](03_gone.ipynb)", "one")
         .replace("[a word](../book/glossary.md#no-such-word)", "word")
+        .replace("![Drawn.](../book/figures/gone.svg)", "Drawn.")
         .replace("import os, socket", "import os, time, socket")
     )
     shutil.copytree(run, repository / "runs/2xT4")
@@ -227,6 +229,12 @@ def test_links_of_a_recorded_page_lead_on_or_are_words(page):
         "a word": "../../book/glossary.html",
     }
     assert page("runs/2xT4/01_fine").select_one(".highlight-udiff .gd")
+
+
+def test_pictures_of_a_recorded_page_are_there_or_are_words(page):
+    for name in ("notebooks/01_fine", "runs/2xT4/01_fine"):
+        assert page(name).select_one("figure.mechanism[aria-label='A ladder.'] > svg")
+        assert page(name).find("p", string="Drawn.")
 
 
 def test_recorded_pages_are_neither_searched_nor_in_the_contents(page, repository):

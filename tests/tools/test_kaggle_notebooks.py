@@ -20,6 +20,7 @@ import kaggle_session
 import nbformat
 import pytest
 import torch
+from bs4 import BeautifulSoup
 
 import torchladder
 from torchladder import data
@@ -98,7 +99,7 @@ def test_every_cell_of_the_chapter_but_those_hidden_from_readers_is_there(notebo
 @every_chapter
 def test_no_cell_after_the_first_needs_the_repository(notebooks, name):
     for cell in notebooks[name].cells[1:]:
-        text = re.sub(r"https?://\S+|`[\w./]+` in the repository", "", cell.source)
+        text = re.sub(r"(https?:|data:)\S+|`[\w./]+` in the repository", "", cell.source)
         found = re.search(r"\.\./|\b(src|notebooks|book|tests|benchmarks|bundled)/", text)
         assert not found, cell.source
 
@@ -156,6 +157,34 @@ def test_links_lead_to_the_public_site_if_there_is_one(monkeypatch):
         f"[a **b**]({site}/book/glossary.html#c-d), [e]({site}/notebooks/04_x.html), "
         f"[f]({site}/notebooks/01_y.html#g), [h](https://i.org/j.md)"
     )
+
+
+def test_pictures_travel_in_their_cells(tmp_path):
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text>é</text></svg>'
+    for folder in ("book/figures", "notebooks"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "book/figures/x.svg").write_text(svg, encoding="utf-8")
+    text = 'a\n\n![A "b" [c] < d.](../book/figures/x.svg)\n\ne'
+    plain = kaggle_notebooks.plain_markdown(text, tmp_path / "notebooks/01_y.ipynb")
+    before, image, after = plain.split("\n\n")
+    assert (before, after) == ("a", "e")
+    image = BeautifulSoup(image, "html.parser").img
+    assert image["alt"] == 'A "b" [c] < d.'
+    kind, data = image["src"].split(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(data).decode() == svg
+
+
+@every_chapter
+def test_every_picture_of_the_chapter_is_there(notebooks, name):
+    chapter = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    prose = [cell.source for cell in chapter.cells if cell.cell_type == "markdown"]
+    named = re.findall(r"\]\(\.\./(book/figures/\w+\.svg)\)", "\n".join(prose))
+    ours = "\n".join(cell.source for cell in notebooks[name].cells[1:])
+    carried = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', ours)
+    assert [base64.b64decode(data) for data in carried] == [
+        (ROOT / path).read_bytes() for path in named
+    ]
 
 
 def test_the_same_chapters_give_the_same_bytes(folder, tmp_path):

@@ -1,0 +1,37 @@
+"""Pictures of ``book/figures`` become part of the page, which an ``<img>`` is not.
+
+There they take the colour of the text, so they follow the theme, and their words can be found and
+selected. The frame is that of the figures that cells draw: `torchladder.plotting.Svg`.
+"""
+
+import re
+from html import escape
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
+
+LOGGER = logging.getLogger(__name__)
+FRAME = '<figure class="torchladder-figure mechanism" role="img" aria-label="{}">{}</figure>'
+
+
+class InlineSvg(SphinxPostTransform):
+    default_priority = 5  # a translated page already has its own alternative text
+    formats = ("html",)
+
+    def run(self, **kwargs):
+        for image in list(self.document.findall(nodes.image)):
+            if not re.fullmatch(r"book/figures/[\w.-]+\.svg", image["uri"]):
+                continue
+            if not isinstance(image.parent, nodes.paragraph) or len(image.parent) > 1:
+                LOGGER.warning("a picture needs a paragraph of its own", location=image)
+                continue
+            svg = Path(self.app.srcdir, image["uri"]).read_text(encoding="utf-8").strip()
+            html = FRAME.format(escape(image.get("alt", "")), svg)
+            image.parent.replace_self(nodes.raw("", html, format="html"))
+
+
+def setup(app):
+    app.add_post_transform(InlineSvg)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
