@@ -352,6 +352,47 @@ def test_the_state_of_an_optimizer_is_found():
     assert where_is(model, optimizer).odd == {"Adam.state[0]['exp_avg']": META}
 
 
+def stepped_adam(**options) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """On a GPU that is not there: two parameters, and an Adam that has made one step."""
+    with FakeTensorMode():
+        model = nn.Linear(4, 2, device="cuda:0")
+        optimizer = torch.optim.Adam(model.parameters(), **options)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    return model, optimizer
+
+
+def test_the_step_counters_of_a_healthy_adam_are_not_odd():
+    placement = where_is(*stepped_adam())
+    assert placement.odd == {}
+    assert repr(placement) == (
+        "cuda:0: 6 tensors, 120 B\n"
+        "cpu: 2 tensors, 8 B\n"
+        "step counters of the optimizer, right on the CPU: 2"
+    )
+
+
+def test_state_left_behind_by_adam_is_odd_beside_its_counters():
+    model, optimizer = stepped_adam()
+    with FakeTensorMode():
+        optimizer.state[model.weight]["exp_avg"] = torch.zeros(2, 4)
+    placement = where_is(model, optimizer)
+    assert placement.odd == {"Adam.state[0]['exp_avg']": CPU}
+    assert repr(placement).splitlines()[-2:] == [
+        "not on cuda:0:",
+        "  Adam.state[0]['exp_avg'] is on cpu",
+    ]
+
+
+@pytest.mark.parametrize("option", ["fused", "capturable"])
+def test_a_counter_on_the_cpu_is_odd_where_the_optimizer_wants_it_on_the_gpu(option):
+    model, optimizer = stepped_adam()
+    optimizer.param_groups[0][option] = True
+    assert set(where_is(model, optimizer).odd.values()) == {CPU}
+    assert len(where_is(model, optimizer).odd) == 2
+
+
 def test_more_than_ten_odd_ones_are_cut():
     placement = where_is(torch.zeros(99), [torch.zeros(1, device="meta") for _ in range(12)])
     lines = repr(placement).splitlines()
@@ -518,6 +559,18 @@ def test_a_mismatch_the_model_survives_is_not_reported():
 
 def test_after_a_survived_mismatch_the_right_module_is_named():
     model = nn.Sequential(Retry(), nn.Linear(4, 2, device="meta"))
+    assert find_mismatch(model, torch.zeros(8, 4)).module == "1"
+
+
+def test_a_compiled_model_is_looked_at_without_compiling_it():
+    compiled = torch.compile(Normalise())
+    assert find_mismatch(compiled, torch.zeros(8, 4)) is None
+    found = find_mismatch(torch.compile(Normalise().to("meta")), torch.zeros(8, 4, device="meta"))
+    assert found.tensors == {"argument 0": META, "_orig_mod.mean (plain attribute)": CPU}
+
+
+def test_a_compiled_part_of_a_model_is_looked_at_without_compiling_it():
+    model = nn.Sequential(torch.compile(Normalise()), nn.Linear(4, 2, device="meta"))
     assert find_mismatch(model, torch.zeros(8, 4)).module == "1"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -254,19 +255,23 @@ class Placement:
     devices : dict of torch.device to list of str
         Names of the tensors on each device, the device with most bytes first.
     odd : dict of str to torch.device
-        The tensors that are not on that first device.
+        The tensors that are not on that first device and should be.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]], counters: Iterable[int] = ()) -> None:
         names: dict[torch.device, list[str]] = {}
         size: Counter[torch.device] = Counter()
+        counters, self._counters = set(counters), []
         for name, tensor in tensors:
             names.setdefault(tensor.device, []).append(name)
             size[tensor.device] += tensor.nbytes
+            if id(tensor) in counters:
+                self._counters.append(name)
         self._bytes = size
         self.devices = {device: names[device] for device, _ in size.most_common()}
         others = list(self.devices)[1:]
-        self.odd = {name: device for device in others for name in self.devices[device]}
+        odd = {name: device for device in others for name in self.devices[device]}
+        self.odd = {name: device for name, device in odd.items() if name not in self._counters}
 
     def __repr__(self) -> str:
         if not self.devices:
@@ -279,7 +284,10 @@ class Placement:
             f"{device}: {len(names)} tensors, {in_bytes(self._bytes[device])}"
             for device, names in self.devices.items()
         ]
-        lines.append(f"not on {first}:")
+        if self._counters:
+            lines.append(f"step counters of the optimizer, right on the CPU: {len(self._counters)}")
+        if self.odd:
+            lines.append(f"not on {first}:")
         lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
         if len(self.odd) > 10:
             lines.append(f"  ... and {len(self.odd) - 10} more")
@@ -289,7 +297,8 @@ class Placement:
 def where_is(*things: object) -> Placement:
     """Every device found in models, optimizers and inputs, and the odd ones out by name.
 
-    An input is a tensor, or a list, tuple or dict that holds tensors at any depth.
+    An input is a tensor, or a list, tuple or dict that holds tensors at any depth. Adam and others
+    count their steps on the CPU, unless they are fused or capturable; those counters are not odd.
 
     Examples
     --------
@@ -301,7 +310,18 @@ def where_is(*things: object) -> Placement:
       1.weight is on meta
       1.bias is on meta
     """
-    return Placement(named_tensors(*things))
+    optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
+    counters = [id(step) for optimizer in optimizers for step in _cpu_counters(optimizer)]
+    return Placement(named_tensors(*things), counters=counters)
+
+
+def _cpu_counters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            for parameter in group["params"]:
+                step = optimizer.state.get(parameter, {}).get("step")
+                if isinstance(step, Tensor) and step.device.type == "cpu":
+                    yield step
 
 
 @dataclass(frozen=True)
@@ -325,8 +345,8 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
 
     PyTorch's own error names the two devices but neither the layer nor the tensors. The pass runs
     without gradients and in evaluation mode (so running statistics stay as they were); every
-    module's own mode is put back. Without a GPU, move a copy of the model and its input to
-    ``"meta"``: what ``to`` leaves behind is then on the CPU.
+    module's own mode is put back. Compiled modules run uncompiled. Without a GPU, move a copy of
+    the model and its input to ``"meta"``: what ``to`` leaves behind is then on the CPU.
 
     None means that the pass went through. An error that has another reason is raised as it is.
 
@@ -343,9 +363,18 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
     tensors = named_tensors(model, *inputs, *keywords.values())
     # Some operations cannot run under a dispatch mode: flex_attention, for example.
     check = _MetaCheck() if any(t.is_meta for _, t in tensors) else nullcontext()
+    # A compiled module takes no torch-function mode with state of its own. Only where something is
+    # compiled has torch._dynamo been imported, and it takes seconds to import.
+    compiled = "torch._dynamo" in sys.modules
     hooks = [hook for name, module in model.named_modules() for hook in watch.hooks(name, module)]
     try:
-        with evaluation_mode(model), torch.no_grad(), check, watch:
+        with (
+            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+            evaluation_mode(model),
+            torch.no_grad(),
+            check,
+            watch,
+        ):
             model(*inputs, **keywords)
         return None
     except Exception:
