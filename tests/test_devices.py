@@ -369,7 +369,7 @@ def test_the_step_counters_of_a_healthy_adam_are_not_odd():
     assert repr(placement) == (
         "cuda:0: 6 tensors, 120 B\n"
         "cpu: 2 tensors, 8 B\n"
-        "step counters of the optimizer, right on the CPU: 2"
+        "the optimizer's step counters, which belong on cpu: 2"
     )
 
 

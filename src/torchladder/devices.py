@@ -285,7 +285,9 @@ class Placement:
             for device, names in self.devices.items()
         ]
         if self._counters:
-            lines.append(f"step counters of the optimizer, right on the CPU: {len(self._counters)}")
+            lines.append(
+                f"the optimizer's step counters, which belong on cpu: {len(self._counters)}"
+            )
         if self.odd:
             lines.append(f"not on {first}:")
         lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
