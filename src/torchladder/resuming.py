@@ -337,7 +337,7 @@ def _check_agreement(
         rest = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
         raise ValueError(
             f"{name} is of another run: {'; '.join(differences[:3])}{rest}. Go on with what it was "
-            "saved with, or start anew in another folder; load_into takes over weights alone."
+            "saved with, or start a new run in another folder; load_into takes over weights alone."
         )
 
 
@@ -362,7 +362,7 @@ def _message(name: str, checkpoint: Mapping[str, Any], ranks: int) -> str:
     if changes := [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]:
         text += f"; changed: {', '.join(changes)}, so the numbers are not those of an unbroken run"
     if then["ranks"] != ranks:
-        text += " (each step reads the same images, dropout draws anew)"
+        text += " (each step reads the same images, dropout draws other numbers)"
     return text
 
 
