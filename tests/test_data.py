@@ -1,5 +1,6 @@
 """Each data set comes whole and right, from wherever it lies, or not at all."""
 
+import dataclasses
 import gzip
 import hashlib
 import pickle
@@ -379,6 +380,23 @@ def test_single_items_equal_their_place_in_a_batch(small):
     images, labels = dataset.__getitems__([5, 7])
     assert torch.equal(images[1], dataset[7][0])
     assert labels[1] == dataset[7][1]
+
+
+def test_a_pair_of_data_sets_gives_the_batches_of_the_same_images(small):
+    train, test = (data.ImageSet(small, split) for split in ("train", "test"))
+    pair = ([train[i] for i in range(100)], test)
+    few = balanced_subset(small, 1200, 200)
+    few = dataclasses.replace(
+        few, train_images=few.train_images[:100], train_labels=few.train_labels[:100]
+    )
+    for split in ("train", "test"):
+        one, other = (loader(d, split, batch_size=32, seed=3) for d in (few, pair))
+        assert len(one) == len(other)
+        for (images, labels), (theirs, their_labels) in zip(one, other, strict=True):
+            assert torch.equal(images, theirs)
+            assert torch.equal(labels, their_labels)
+    with pytest.raises(ValueError, match="No split 'tset'"):
+        loader(pair, "tset")
 
 
 def test_impossible_batches_are_refused(small):

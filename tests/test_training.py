@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchladder.data import balanced_subset, load, loader
 from torchladder.models import MLP, LeNet
@@ -25,6 +26,14 @@ def data():
 def new_model():
     torch.manual_seed(0)
     return LeNet()
+
+
+def as_pair(data):
+    """The same images and labels as two data sets of any kind."""
+    return tuple(
+        TensorDataset(data.normalise(images), labels)
+        for images, labels in map(data.split, ("train", "test"))
+    )
 
 
 @pytest.mark.slow
@@ -139,6 +148,75 @@ def test_a_model_in_channels_last_stays_so_and_learns(data):
     assert history[-1].loss < history[0].loss
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_pair_of_data_sets_trains_as_the_same_images_do(data, workers):
+    one, other = new_model(), new_model()
+    expected = train(one, data, epochs=2, progress=False)
+    history = train(other, as_pair(data), epochs=2, workers=workers, progress=False)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert history[-1].test_loss == expected[-1].test_loss
+
+
+def test_a_pair_may_hold_anything_that_has_a_length_and_an_index():
+    samples = [(torch.full((4,), float(i % 3)), i % 3) for i in range(30)]  # labels: plain int
+    history = train(MLP(4, outputs=3), (samples, samples), batch_size=7, progress=False)
+    assert len(history) == 5
+    assert history[-1].loss < history[0].loss
+
+
+def test_on_step_sees_every_step_with_its_loss_and_learning_rate(data):
+    seen, model = [], new_model()
+
+    def on_step(run):
+        assert run.model is model
+        seen.append((run.step, run.epoch, run.batch, run.loss, run.schedule.get_last_lr()[0]))
+
+    history = train(model, data, epochs=2, batch_size=500, progress=False, on_step=on_step)
+    assert [entry[:3] for entry in seen] == [
+        (1, 0, 1), (2, 0, 2), (3, 0, 3), (4, 1, 1), (5, 1, 2), (6, 1, 3)
+    ]  # fmt: skip
+    losses = torch.stack([entry[3] for entry in seen[:3]])
+    assert not losses.requires_grad  # kept losses keep no graph
+    mean = (losses * torch.tensor([500, 500, 10])).sum() / 1010
+    assert history[0].loss == pytest.approx(mean.item(), rel=1e-6)
+    assert [entry[4] for entry in seen] == pytest.approx([0.05 * (1 - i / 6) for i in range(1, 7)])
+
+
+@pytest.mark.slow
+def test_a_pair_goes_on_in_the_middle_of_an_epoch_and_on_step_with_it(data, tmp_path):
+    """As if nothing had happened, and no step is seen twice but those after the last save."""
+
+    def run(folder, seen, stop_after=None):
+        def on_step(run):
+            seen.append(run.step)
+            if run.step == stop_after:
+                raise InterruptedError
+
+        model = new_model()
+        options = {"epochs": 2, "batch_size": 100, "checkpoint_every": 3, "progress": False}
+        train(model, as_pair(data), checkpoint_dir=folder, on_step=on_step, **options)
+        return model
+
+    whole = run(tmp_path / "whole", [])
+    first, second = [], []
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "broken", first, stop_after=16)
+    broken = run(tmp_path / "broken", second)
+    assert first + second == [*range(1, 17), *range(16, 23)]  # 22 steps; the 15th was saved
+    for a, b in zip(whole.parameters(), broken.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_error_in_on_step_ends_the_training(data):
+    def on_step(run):
+        if run.step == 2:
+            raise StopIteration("enough")
+
+    with pytest.raises(StopIteration, match="enough"):
+        train(new_model(), data, progress=False, on_step=on_step)
+
+
 @pytest.mark.slow
 def test_workers_load_the_same_batches(data):
     one, other = new_model(), new_model()
@@ -206,6 +284,31 @@ def test_bad_arguments_are_named_before_anything_is_trained(data, arguments, mes
     with pytest.raises(ValueError, match=message):
         train(model, data, progress=False, **arguments)
     assert torch.equal(before, next(model.parameters()))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(1, 28, 28), 0
+
+    def __len__(self):  # it may have one; that does not make it one to index
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "arguments", "message"),
+    [
+        (lambda pair: pair[0], {}, "data is a TensorDataset: give an ImageData or a pair"),
+        (lambda pair: DataLoader(pair[0]), {}, "data is a DataLoader: give an ImageData or a pair"),
+        (lambda pair: (Stream(), pair[1]), {}, "train set is an IterableDataset.*Chapter 10"),
+        (lambda pair: (pair[0], Stream()), {}, "test set is an IterableDataset.*Chapter 10"),
+        (lambda pair: (pair[0], []), {}, "test split is empty"),
+        (lambda pair: pair, {"on_device": True}, "on_device=True: only an ImageData"),
+        (lambda pair: pair, {"batch_size": 1011}, "batch_size=1011: there are 1,010 training"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_are_named(data, wrong, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        train(new_model(), wrong(as_pair(data)), progress=False, **arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

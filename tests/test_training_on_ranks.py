@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from torchladder.data import DeviceBatches, balanced_subset, load, loader
 from torchladder.launching import LaunchError, launch
@@ -40,6 +41,37 @@ def test_two_ranks_with_batch_b_equal_one_process_with_batch_2b(options):
             torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
         for mine, theirs in zip(numbers, their_numbers, strict=True):
             assert theirs == pytest.approx(mine, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_ranks_share_out_a_pair_of_data_sets_as_they_do_images():
+    def pair_trained():
+        data = part_of_the_data(10, 7)
+        pair = tuple(
+            TensorDataset(data.normalise(images), labels)
+            for images, labels in map(data.split, ("train", "test"))
+        )
+        states, numbers = [], []
+        for given in (data, pair):
+            torch.manual_seed(0)
+            model = LeNet()
+            history = train(model, given, rung="ddp", epochs=2, batch_size=8, progress=False)
+            states.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+            numbers.append([(e.loss, e.test_loss, e.test_accuracy) for e in history])
+        return torch.equal(*states), numbers[0] == numbers[1]
+
+    assert launch(pair_trained) == [(True, True)] * 2
+
+
+@pytest.mark.slow
+def test_on_step_is_called_on_every_rank():
+    def steps():
+        seen = []
+        options = {"epochs": 2, "batch_size": 30, "on_step": lambda run: seen.append(run.step)}
+        train(LeNet(), part_of_the_data(10), rung="ddp", progress=False, **options)
+        return seen
+
+    assert launch(steps) == [[1, 2, 3, 4]] * 2
 
 
 @pytest.mark.slow

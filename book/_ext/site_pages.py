@@ -46,7 +46,8 @@ def colour_code_cells(app, doctree):
 def name_files_of_diffs(app, doctree):
     """A diff's two head lines name the files as the repository does, not as this machine does."""
     for block in doctree.findall(nodes.literal_block):
-        if block.get("language") == "udiff":
+        if block.get("language") in ("diff", "udiff"):  # of a cell, of a literalinclude
+            block["language"] = "udiff"
             text = block.astext().replace(f"{app.srcdir}/", "")
             block.rawsource, block[:] = text, [nodes.Text(text)]
 

@@ -1,4 +1,4 @@
-"""Image data: a real set that comes with the package, the full sets, and batches of them.
+"""Image data: a real set that comes with the package, the full sets, and batches of any data.
 
 Three names: ``fashion_mnist_small`` (12,000 + 2,000 images, bundled), ``fashion_mnist``
 (60,000 + 10,000) and ``cifar10`` (50,000 + 10,000). All of them are held in memory as ``uint8``
@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 BUNDLED = Path(__file__).parent / "bundled" / "fashion_mnist_small.npz"
 BUNDLED_SHA256 = "f7141659e8ec735fba11bc5fc813ac5e8f5fc0b8b0d88fe70051db4a270ae726"
@@ -312,8 +312,40 @@ class ImageSet(Dataset):
     __getitems__ = __getitem__
 
 
+def dataset_of(data: ImageData | Sequence[Dataset], split: str) -> Dataset:
+    """The data set of ``"train"`` or ``"test"``: of an `ImageData`, or of a pair of data sets.
+
+    Raises
+    ------
+    ValueError
+        If `data` is neither, or the data set cannot be indexed.
+    """
+    if isinstance(data, ImageData):
+        return ImageSet(data, split)
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        raise ValueError(
+            f"data is a {type(data).__name__}: give an ImageData or a pair (train_set, test_set)."
+        )
+    pair = dict(zip(("train", "test"), data, strict=True))
+    if split not in pair:
+        raise ValueError(f"No split {split!r}: there are 'train' and 'test'.")
+    if isinstance(pair[split], IterableDataset):
+        raise ValueError(
+            f"The {split} set is an IterableDataset, which cannot be dealt out to batches and "
+            "ranks by index. Chapter 10 shows how to shard one in a loop of your own."
+        )
+    return pair[split]
+
+
+def describe(data: ImageData | Sequence[Dataset]) -> str:
+    """One line that tells these data from others, the same in every process."""
+    if isinstance(data, ImageData):
+        return str(data)
+    return " and ".join(f"{type(dataset).__name__} of {len(dataset):,}" for dataset in data)
+
+
 def loader(
-    data: ImageData,
+    data: ImageData | Sequence[Dataset],
     split: str = "train",
     *,
     batch_size: int = 64,
@@ -325,6 +357,8 @@ def loader(
 ) -> DataLoader:
     """Batches of one split on the CPU; ``"train"`` is shuffled again each epoch, ``"test"`` never.
 
+    `data` is an `ImageData`, or a pair ``(train_set, test_set)`` of map-style data sets.
+
     The order depends on `seed` and on the epoch given to ``loader.sampler.set_epoch(epoch)``,
     and on nothing else. Of that one order, rank r of n reads every n-th image from the r-th on.
     For training, each rank gets equally many: up to n - 1 images are read twice. Test images are
@@ -333,18 +367,20 @@ def loader(
     Raises
     ------
     ValueError
-        If `batch_size` is below 1, `workers` is negative, or the split is empty.
+        If `batch_size` is below 1, `workers` is negative, or the split is empty or cannot be
+        indexed.
     """
     if workers < 0:
         raise ValueError(f"workers={workers}: give 0 (load in this process) or more.")
-    dataset = ImageSet(data, split)
-    sampler = _sampler(split, dataset.images, batch_size, seed, rank, world_size)
+    dataset = dataset_of(data, split)
+    sampler = _sampler(split, dataset, batch_size, seed, rank, world_size)
     return DataLoader(
         dataset,
         batch_size,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=tuple,  # `ImageSet` has made the batch: nothing to collate
+        # An `ImageSet` has made the batch: nothing to collate.
+        collate_fn=tuple if isinstance(dataset, ImageSet) else None,
         # Each epoch begins with a random number for the workers. From the global generator, it
         # would change what dropout draws afterwards.
         generator=torch.Generator().manual_seed(seed + rank),
@@ -399,13 +435,13 @@ class ShuffledSampler(DistributedSampler):
 
 
 def _sampler(
-    split: str, images: Tensor, batch_size: int, seed: int, rank: int, world_size: int
+    split: str, samples: Dataset | Tensor, batch_size: int, seed: int, rank: int, world_size: int
 ) -> ShuffledSampler | range:
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: a batch holds at least one image.")
-    if len(images) == 0:
+    if len(samples) == 0:
         raise ValueError(f"The {split} split is empty: there is nothing to train on or evaluate.")
     if split == "train":
-        return ShuffledSampler(images, world_size, rank, shuffle=True, seed=seed)
+        return ShuffledSampler(samples, world_size, rank, shuffle=True, seed=seed)
     # DistributedSampler would repeat images to give each rank as many, and count them twice.
-    return range(rank, len(images), world_size)
+    return range(rank, len(samples), world_size)

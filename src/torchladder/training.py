@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from torchladder import resuming
-from torchladder.data import DeviceBatches, ImageData, loader
+from torchladder.data import DeviceBatches, ImageData, dataset_of, describe, loader
 from torchladder.devices import gpu_count, named_device, try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
 from torchladder.models import evaluation_mode
@@ -81,7 +81,7 @@ class History(list[Epoch]):
 
 def train(
     model: nn.Module,
-    data: ImageData,
+    data: ImageData | Sequence[Dataset],
     *,
     epochs: int = 5,
     batch_size: int = 64,
@@ -97,19 +97,22 @@ def train(
     checkpoint_dir: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
     resume: str | os.PathLike = "auto",
+    on_step: Callable[[Run], object] | None = None,
 ) -> History:
     """Train `model` on `data` in place, evaluating it after every epoch.
 
     SGD with momentum 0.9 and weight decay 5e-4; the learning rate falls linearly from `lr` to
-    0 over the run. The order of the images and dropout follow `seed`: on the CPU, the same seed,
-    model and number of threads give the same parameters, bit for bit. The history is the same on
-    every rank but for seconds and memory.
+    0 over the run. Order and dropout follow `seed`: on the CPU, the same seed, model and number
+    of threads give the same parameters, bit for bit. The history is the same on every rank but
+    for seconds and memory.
 
     Parameters
     ----------
     model : nn.Module
         Gives logits of shape ``(batch, classes)``; is moved to the rung's device, and trained
         as compiled and in the memory format that it comes in.
+    data : ImageData or (train_set, test_set)
+        The pair: map-style data sets of (input, class number), such as two `TensorDataset`.
     batch_size : int
         Images a step; on rung ``'ddp'``, *of each rank*.
     rung : {'cpu', 'gpu', 'dp', 'ddp'}
@@ -121,7 +124,7 @@ def train(
     amp : {None, 'fp16', 'bf16'}
         Automatic mixed precision; with fp16 the gradients are scaled.
     workers, on_device : int, bool
-        Load data in so many processes, or keep the whole set on the device.
+        Load data in so many processes, or keep the whole `ImageData` on the device.
     ddp_options : dict, optional
         What `DistributedDataParallel` is given, such as ``find_unused_parameters``.
     checkpoint_dir, checkpoint_every : path, int, optional
@@ -129,6 +132,8 @@ def train(
         many steps.
     resume : {'auto', 'never'} or path
         ``'auto'``: go on from the newest whole checkpoint in `checkpoint_dir`, if there is one.
+    on_step : callable, optional
+        Called with the `Run` after every step, on every rank; see `Run` for an example.
 
     Raises
     ------
@@ -140,29 +145,42 @@ def train(
     _check_settings(data, epochs, batch_size, lr, rung, seed, amp, workers, on_device)
     _check_checkpoints(checkpoint_dir, checkpoint_every, resume)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
-    split = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": ranks}
-    if on_device:
-        batches = partial(DeviceBatches, data, device=device, **split)
-    else:
-        batches = partial(loader, data, workers=workers, pin_memory=device.type == "cuda", **split)
-    train_batches, test_batches = batches("train"), batches("test")
+    deal = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": ranks}
+    batches = _batches(data, device, workers, on_device, deal)
     model.to(device)
     wrapped = wrap(model, rung, device, **(ddp_options or {}))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
-    steps = epochs * len(train_batches)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    settings = {"data": str(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp}
+    steps = epochs * len(batches[0])
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
+    settings = {"data": describe(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp}
     settings["batch_size x ranks"] = batch_size * ranks
     run = Run(model, wrapped, optimizer, schedule, amp, rank, ranks, settings, checkpoint_dir)
     if checkpoint_dir is not None:
         run.resume(checkpoint_dir if resume in ("auto", "never") else resume)
-    _train_epochs(run, train_batches, test_batches, checkpoint_every, progress and rank == 0)
+    _train_epochs(run, *batches, checkpoint_every, on_step, progress and rank == 0)
     return run.history
 
 
 @dataclass
 class Run:
-    """What learns in a training run, and how far it is."""
+    """What learns in a training run, and how far it is; what ``train(..., on_step=)`` is given.
+
+    `loss` stays on the device: reading it with ``.item()`` waits for it, so not at every step.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> samples = TensorDataset(torch.eye(8), torch.arange(8) % 2)
+    >>> def log(run):
+    ...     if run.step % 2 == 0 and run.rank == 0:
+    ...         print(f"step {run.step}: loss {run.loss.item():.3f}")
+    >>> model = nn.Linear(8, 2)
+    >>> _ = train(model, (samples, samples), epochs=1, batch_size=2, on_step=log)
+    ... # doctest: +ELLIPSIS
+    step 2: loss ...
+    step 4: loss ...
+    """
 
     model: nn.Module
     wrapped: nn.Module  # `model` as its rung trains it
@@ -177,6 +195,7 @@ class Run:
     epoch: int = 0  # epochs done
     batch: int = 0  # batches done of the unfinished epoch
     step: int = 0  # steps done in all epochs
+    loss: Tensor | None = None  # mean over the last batch (of this rank), without a graph
     seconds: float = 0.0  # training seconds spent in the unfinished epoch, saving excluded
 
     def __post_init__(self) -> None:
@@ -200,7 +219,8 @@ class Run:
         if self.schedule is not None:
             self.schedule.step()
         # Summed on the device: .item() here would make the CPU wait for the GPU at every step.
-        add_batch(self.sums, logits, labels, loss)
+        self.loss = loss.detach()
+        add_batch(self.sums, logits, labels, self.loss)
         self.batch, self.step = self.batch + 1, self.step + 1
 
     def end_epoch(self, trained: Metrics, tested: Metrics) -> None:
@@ -249,6 +269,7 @@ def _train_epochs(
     train_batches: DataLoader | DeviceBatches,
     test_batches: DataLoader | DeviceBatches,
     every: int | None,
+    on_step: Callable[[Run], object] | None,
     show_bar: bool,
 ) -> None:
     """Train, evaluate and save from where `run` is to its last epoch."""
@@ -264,6 +285,8 @@ def _train_epochs(
             for images, labels in train_batches:
                 run.train_step(images, labels)
                 bar.update()
+                if on_step is not None:
+                    on_step(run)
                 if every and run.step % every == 0 and run.batch < steps:
                     run.seconds += perf_counter() - start
                     run.save()
@@ -399,15 +422,29 @@ def wrap(model: nn.Module, rung: str, device: torch.device, **ddp_options: objec
 # --- what comes before the loop -----------------------------------------------------------------
 
 
+def _batches(data, device: torch.device, workers: int, on_device: bool, deal: dict) -> tuple:
+    """Those to train on and those to test with, dealt out to ranks and batches by `deal`."""
+    if on_device:
+        batches = partial(DeviceBatches, data, device=device, **deal)
+    else:
+        batches = partial(loader, data, workers=workers, pin_memory=device.type == "cuda", **deal)
+    return batches("train"), batches("test")
+
+
 def _check_settings(data, epochs, batch_size, lr, rung, seed, amp, workers, on_device) -> None:
     """Raise a ValueError for a setting of `train` that cannot work."""
-    images, cores = len(data.train_images), os.cpu_count()
+    images, _ = (len(dataset_of(data, split)) for split in ("train", "test"))
+    cores = os.cpu_count()
     for wrong, message in [
         (epochs < 1, f"epochs={epochs}: train for at least one."),
         (batch_size > images, f"batch_size={batch_size}: there are {images:,} training images."),
         (not 0 < lr < math.inf, f"lr={lr}: the learning rate is above 0 and finite."),
         (not -(2**63) <= seed < 2**63, f"seed={seed}: choose a whole number of up to 18 digits."),
         (workers > 16 * cores, f"workers={workers}: far too many for {cores} cores; try {cores}."),
+        (
+            on_device and not isinstance(data, ImageData),
+            "on_device=True: only an ImageData is kept there; a pair of data sets cannot be.",
+        ),
         (on_device and workers, f"workers={workers}: nothing to load when on_device=True."),
         (amp not in AMP_DTYPES, f"amp={amp!r}: choose None, 'fp16' or 'bf16'."),
         # parallel_apply hands on to its threads that autocast is on, but not its dtype.
