@@ -39,10 +39,12 @@ def test_a_diff_names_its_files_without_this_machines_folders(tmp_path):
     (tmp_path / "one.py").write_text("import torch\n\nx = 1 < 2\n")
     (tmp_path / "two.py").write_text("import torch\n\nx = 2 < 3\n")
     (tmp_path / "index.rst").write_text(
-        "A page\n======\n\n.. literalinclude:: two.py\n   :diff: one.py\n"
+        "A page\n======\n\n.. literalinclude:: two.py\n   :diff: one.py\n\n"
+        ".. code-block:: diff\n\n   --- one.py\n   +++ two.py\n"  # as a chapter's cell gives it
     )
     assert sphinx(tmp_path, extensions=["site_pages", "mathml"]) == (0, "")
     page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
+    assert len(page.select(".highlight-udiff")) == 2
     lines = page.select_one(".highlight-udiff pre").text.splitlines()
     assert lines[:2] == ["--- one.py", "+++ two.py"]
     assert lines[-2:] == ["-x = 1 < 2", "+x = 2 < 3"]
