@@ -108,7 +108,7 @@ def loops():
         net, batches, tests = LeNet(), loader(data), loader(data, "test")
         optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
         steps = len(batches)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
         batches.sampler.set_epoch(0)
         net.train()
         total, right = torch.zeros(()), torch.zeros(())
