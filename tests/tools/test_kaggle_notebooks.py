@@ -127,12 +127,17 @@ def test_programs_that_a_chapter_names_are_carried(notebooks, name):
     assert not named & made or given["needs_data"]
 
 
-def test_admonitions_become_quotations_and_differences_become_diffs(notebooks):
+def test_admonitions_become_quotations(notebooks):
     text = "\n".join(cell.source for cell in notebooks["09_rung_4_distributed"].cells[1:])
     assert "> **Before you start**\n>\n> **You will be able to:**" in text
+    assert "--data rungs/fashion_mnist_small.npz" in text
+
+
+def test_differences_become_diffs():
+    directive = "```{literalinclude} ../rungs/4_ddp.py\n:diff: ../rungs/3_dp.py\n```"
+    text = kaggle_notebooks.plain_markdown(directive, ROOT / "notebooks" / "09_x.ipynb")
     assert '```diff\n-"""Rung 3' in text
     assert "\n+dist.init_process_group" in text
-    assert "--data rungs/fashion_mnist_small.npz" in text
 
 
 def test_a_directive_without_a_plain_form_is_refused():
