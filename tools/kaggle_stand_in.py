@@ -141,6 +141,11 @@ def environments():
         # A folder named in a .pth file is searched; the .pth files in it, such as that of an
         # editable torchladder, are not read.
         (newest / packages / "all.pth").write_text(f"{Path(sys.prefix) / packages}\n")
+        torchrun = newest / "bin" / "torchrun"
+        torchrun.write_text(
+            f"#!{newest}/bin/python\nfrom torch.distributed.run import main\n\nmain()\n"
+        )
+        torchrun.chmod(0o755)
         (newest / "installed").touch()
     for environment in (oldest, newest):
         ask = "import sys, torch; print(f'{torch.__version__} on Python {sys.version.split()[0]}')"
