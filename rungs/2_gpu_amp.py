@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchvision.datasets import FashionMNIST
 
 
 class LeNet(nn.Sequential):
@@ -28,6 +27,8 @@ class LeNet(nn.Sequential):
 
 def read(path, split):
     if path.is_dir():
+        from torchvision.datasets import FashionMNIST  # slow to import
+
         data = FashionMNIST(path, train=split == "train")
         return TensorDataset(data.data.unsqueeze(1), data.targets)
     with np.load(path) as arrays:

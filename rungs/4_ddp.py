@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
-from torchvision.datasets import FashionMNIST
 
 
 class LeNet(nn.Sequential):
@@ -29,6 +28,8 @@ class LeNet(nn.Sequential):
 
 def read(path, split):
     if path.is_dir():
+        from torchvision.datasets import FashionMNIST  # slow to import
+
         data = FashionMNIST(path, train=split == "train")
         return TensorDataset(data.data.unsqueeze(1), data.targets)
     with np.load(path) as arrays:
