@@ -12,7 +12,7 @@ HTML := _build/html
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book test quick site lint unit notebooks refresh record kaggle test-kaggle test-oldest bench gettext venv clean
+.PHONY: help book test quick site lint unit notebooks refresh record kaggle test-kaggle test-oldest test-long bench gettext venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,10 +43,10 @@ site: venv
 PYTEST := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 quick: lint  ## check the code by the tests that take no time; less than a minute
-	$(PYTEST) --dist loadfile -m "not slow"
+	$(PYTEST) --dist loadfile -m "not slow and not long"
 
 unit: venv
-	$(PYTEST) --dist loadfile --durations=10 --cov --cov-report=term
+	$(PYTEST) --dist loadfile -m "not long" --durations=10 --cov --cov-report=term
 
 notebooks: venv
 	$(PYTEST) $(NBVAL) --dist loadscope --durations=5 -p no:randomly -p no:cacheprovider notebooks
@@ -66,6 +66,10 @@ test-oldest:  ## the tests of code and chapters on the oldest torch supported, i
 
 test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
 	$(BIN)/python tools/kaggle_stand_in.py
+
+test-long: venv  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray with two workers
+	$(BIN)/pip install --quiet -e ".[ray]"
+	$(PYTEST) -m long --durations=0 tests
 
 bench: venv  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
