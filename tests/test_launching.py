@@ -453,8 +453,9 @@ def test_a_system_that_refuses_to_reschedule_threads_does_not_fail_a_launch():
 
 
 SLEEPER = """
-import os, sys, time
+import os, signal, time
 from torchladder.launching import launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
 def sleep():
     print(os.getpid(), flush=True)
     time.sleep(6000)

@@ -20,6 +20,7 @@ from torchladder.launching import LaunchError, launch
 from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 from torchladder.training import train
 
+long = pytest.mark.long
 BATCH, STEPS = 32, 7  # 210 images: seven steps an epoch, the last of 18 images
 
 
@@ -104,12 +105,13 @@ def killed(folder, die_after, *, nprocs=1, **options):
     ("kills", "options"),
     [
         ([STEPS], {}),  # between two epochs
-        ([STEPS + 5], {}),  # in the middle of one, after the save at step 9
-        ([STEPS + 5], {"checkpoint_every": 1}),  # right after a save
-        ([STEPS + 5], {"checkpoint_every": None}),  # back to the epoch's beginning
+        pytest.param([STEPS + 5], {}, marks=long),  # in the middle of one, after the save at step 9
+        pytest.param([STEPS + 5], {"checkpoint_every": 1}, marks=long),  # right after a save
+        # back to the epoch's beginning
+        pytest.param([STEPS + 5], {"checkpoint_every": None}, marks=long),
         ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
-        ([STEPS + 5], {"on_device": True}),
-        ([STEPS + 5], {"amp": "fp16"}),
+        pytest.param([STEPS + 5], {"on_device": True}, marks=long),
+        pytest.param([STEPS + 5], {"amp": "fp16"}, marks=long),
         ([STEPS + 5, 4], {"workers": 1, "data": small_data(kind=ImageData)}),
     ],
 )
@@ -474,7 +476,7 @@ def test_the_command_resumes_and_says_so(tmp_path, capsys):
     assert re.fullmatch(r"torchladder train: .* holds step_00000012.pt of an earlier .*\n", said)
 
 
-@pytest.mark.slow
+@long
 def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
     script = tmp_path / "killed_once.py"
     script.write_text(
