@@ -67,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="what this machine has, and what is wrong with it")
     doctor.set_defaults(run=_doctor)
+    add = doctor.add_argument
+    add("--distributed", action="store_true", help="under torchrun: check all hosts together")
+    add("--timeout", type=float, default=60, metavar="SECONDS",
+        help="with --distributed: how long a rank may take to register, and to join (60)")  # fmt: skip
+    add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
+        " training program, that must be alike on all hosts")  # fmt: skip
+    add("--json", metavar="FILE", help="with --distributed: rank 0 writes what it found there")
 
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
@@ -242,6 +249,13 @@ def _model(options: argparse.Namespace, data):
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print versions, devices, data sets and every problem found; 1 if there is a problem."""
+    if options.distributed:
+        from torchladder import preflight
+
+        status = preflight.run(options.timeout, options.program, options.json)
+        sys.stdout.flush()
+        os._exit(status)  # a thread may hang in a collective, and would keep the process here
+
     import torch
     import torchvision
 
