@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add = doctor.add_argument
     add("--distributed", action="store_true", help="under torchrun: check all hosts together")
     add("--timeout", type=float, default=60, metavar="SECONDS",
-        help="with --distributed: how long a rank may take to register, and to join (60)")  # fmt: skip
+        help="with --distributed: how long a rank may take to answer (60)")  # fmt: skip
     add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
         " training program, that must be alike on all hosts")  # fmt: skip
     add("--json", metavar="FILE", help="with --distributed: rank 0 writes what it found there")
