@@ -371,9 +371,9 @@ def blame(order: Mapping, answers: Mapping[int, Mapping], facts: list[dict]) -> 
     check = f"Check {variable}, and that the firewall opens all ports between the hosts."
     local = [names[f["rank"]] for f in facts if (f["address"] or "").startswith("127.")]
     if local and len(set(names.values())) > 1:
-        check = (
-            f"A loopback address is of no use to another host: on {_and(dict.fromkeys(local))} set "
-            f"{variable} to the interface that leads to the others."
+        check += (
+            f" A loopback address is of no use to another host: on {_and(dict.fromkeys(local))} "
+            f"set {variable} to the interface that leads to the others."
         )
     errors = {r: answer["error"] for r, answer in answers.items() if "error" in answer}
     own = {r: error for r, error in errors.items() if not PEER_IS_GONE.search(error)}
@@ -540,10 +540,10 @@ def verdict(
     hosts = len(set(names.values()))
     line = f"OK: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)} agree"
     if times:
-        best = max(bus_bandwidth(size, t, ranks) for size, t in times.items())
+        size = max(times)  # a small one may fit into some buffer on the way
         pairs = next(iter(_by_kind(speeds, names).values()))
         slow = min(pairs, key=pairs.get)
-        line += f"; all-reduce {_speed(best)}; slowest pair {_pair(slow, names)} "
+        line += f"; all-reduce {_speed(bus_bandwidth(size, times[size], ranks))}; slowest pair {_pair(slow, names)} "
         line += _speed(pairs[slow])
     return line + f"; warnings: {len(warnings)}" * bool(warnings)
 
