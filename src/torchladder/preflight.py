@@ -36,7 +36,9 @@ from torchladder.writing import atomic_file
 
 SIZES = [1000 * 4**i for i in range(1, 9)]  # bytes of an all-reduce: 4 kB to 66 MB
 BUDGET = 5.0  # seconds for all sizes; those that would take longer are left out
-GRACE = 3.0  # seconds for answers that are on their way
+GRACE = 5.0  # seconds for answers that are on their way
+# What a rank says that cannot reach another, which may be the fault of either.
+EFFECT = re.compile(PEER_IS_GONE.pattern + "|connectFullMesh|[Tt]ime(d |-)?out")
 # If hosts differ in one of these, it is a problem, and this is what to do.
 MUST_AGREE = {
     "WORLD_SIZE": "start all hosts with the same --nnodes and --nproc-per-node",
@@ -288,7 +290,7 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
         alone = all(f["gpus"] >= f["local_size"] for f in facts)
         alone &= len({f["uuid"] for f in facts}) == world
         order = {"do": "join", "backend": "nccl" if alone else "gloo", "seconds": timeout}
-        _, failures = _ask(store, 0, order, facts)
+        answers, failures = _ask(store, 0, order, facts)
         if not failures:
             order |= {"do": "measure", "rounds": rounds(names), "seconds": timeout + 30}
             answers, failures = _ask(store, 1, order, facts)
@@ -298,6 +300,7 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
             print(*report(times, speeds, facts), sep="\n", end="\n\n")
             warnings += slow_pairs(speeds, names)
         problems += failures
+        silent = {*range(world)} - answers.keys()
         orders = 1 + (order["do"] == "measure")
     last = verdict(facts, problems, warnings, times, speeds)
     print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
@@ -308,7 +311,7 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
         with atomic_file(json_file) as temporary:
             temporary.write_text(json.dumps(found, indent=1))
     store.set(f"order/{orders}", json.dumps({"do": "end", "problems": problems}))
-    missing_ranks(store, "bye", set(range(1, world)) - {*silent}, GRACE)  # before the store goes
+    missing_ranks(store, "bye", {*range(1, world)} - {*silent}, GRACE)  # then the store may go
     return problems
 
 
@@ -376,7 +379,7 @@ def blame(order: Mapping, answers: Mapping[int, Mapping], facts: list[dict]) -> 
             f"set {variable} to the interface that leads to the others."
         )
     errors = {r: answer["error"] for r, answer in answers.items() if "error" in answer}
-    own = {r: error for r, error in errors.items() if not PEER_IS_GONE.search(error)}
+    own = {r: error for r, error in errors.items() if not EFFECT.search(error)}
     silent = [] if own else [r for r in names if r not in answers]
     if silent:
         return [
@@ -543,8 +546,8 @@ def verdict(
         size = max(times)  # a small one may fit into some buffer on the way
         pairs = next(iter(_by_kind(speeds, names).values()))
         slow = min(pairs, key=pairs.get)
-        line += f"; all-reduce {_speed(bus_bandwidth(size, times[size], ranks))}; slowest pair {_pair(slow, names)} "
-        line += _speed(pairs[slow])
+        line += f"; all-reduce {_speed(bus_bandwidth(size, times[size], ranks))}"
+        line += f"; slowest pair {_pair(slow, names)} {_speed(pairs[slow])}"
     return line + f"; warnings: {len(warnings)}" * bool(warnings)
 
 
