@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -56,7 +57,7 @@ def facts(*hosts, **differing):
     ("differing", "sentence"),
     [
         ({"torch": ["2.15.0", "2.10.0", "2.15.0"]}, "b has torch 2.10.0, the others 2.15.0: inst"),
-        ({"NCCL": ["2.30.7", "2.30.7", None]}, "c has NCCL None, the others 2.30.7: install"),
+        ({"NCCL": ["2.30.7", "2.30.7", None]}, "c has no NCCL, the others 2.30.7: install"),
         ({"torchladder": ["0.1.0", "0.0.9", "0.1.0"]}, "b has torchladder 0.0.9, the others"),
         ({"program": ["aa", "aa", "bb"]}, "c has program bb, the others aa: copy the same files"),
         ({"WORLD_SIZE": [3, 4, 3]}, "b has WORLD_SIZE 4, the others 3: start all hosts with"),
@@ -155,7 +156,7 @@ def test_the_rank_that_failed_is_blamed_not_those_that_lost_it():
 def test_if_all_wait_the_addresses_are_told():
     late = {rank: {"late": True} for rank in range(2)}
     [sentence] = blame(JOIN, late, facts("a", "b", address=["10.0.0.1", "127.0.1.1"]))
-    assert "rank 0 and 1 could not join the process group (gloo) within 9 s" in sentence
+    assert "ranks 0 and 1 could not join the process group (gloo) within 9 s" in sentence
     assert "10.0.0.1 of a and 127.0.1.1 of b" in sentence
     assert "on b set GLOO_SOCKET_IFNAME" in sentence
 
@@ -203,7 +204,8 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, 
         try:
             return preflight.run(timeout)
         finally:
-            os.kill(pids[-1], signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pids[-1], signal.SIGCONT)
 
     statuses = launch(one_rank, nprocs=nprocs, timeout=HANG)
     return statuses, capsys.readouterr().out

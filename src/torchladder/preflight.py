@@ -244,7 +244,11 @@ def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
             continue
         differing.add(key)
         common = max(hosts, key=lambda value: len(hosts[value]))
-        has = [f"{_and(hosts[v])} has {key} {v}" for v in hosts if v != common]
+        has = []
+        for value, where in hosts.items():
+            if value != common:
+                verb = "have" if len(where) > 1 else "has"
+                has.append(f"{_and(where)} {verb} {f'{key} {value}' if value else f'no {key}'}")
         rest = "the others" if len(hosts[common]) > 1 else _and(hosts[common])
         sentences = problems if key in MUST_AGREE else warnings
         sentences.append(f"{', '.join(has)}, {rest} {common}: {advice}.")
@@ -304,14 +308,14 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
         orders = 1 + (order["do"] == "measure")
     last = verdict(facts, problems, warnings, times, speeds)
     print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
+    store.set(f"order/{orders}", json.dumps({"do": "end", "problems": problems}))
+    missing_ranks(store, "bye", {*range(1, world)} - {*silent}, GRACE)  # then the store may go
     if json_file:
         found = {"verdict": last, "facts": facts, "problems": problems, "warnings": warnings}
         found["all_reduce"] = [{"bytes": size, "seconds": t} for size, t in times.items()]
         found["pairs"] = [{"ranks": pair, "bytes_per_second": v} for pair, v in speeds.items()]
         with atomic_file(json_file) as temporary:
             temporary.write_text(json.dumps(found, indent=1))
-    store.set(f"order/{orders}", json.dumps({"do": "end", "problems": problems}))
-    missing_ranks(store, "bye", {*range(1, world)} - {*silent}, GRACE)  # then the store may go
     return problems
 
 
@@ -390,9 +394,10 @@ def blame(order: Mapping, answers: Mapping[int, Mapping], facts: list[dict]) -> 
     late = [r for r, answer in answers.items() if "late" in answer]
     if late and not errors:
         used = [f"{f['address']} of {names[f['rank']]}" for f in facts]
+        ranks = f"rank{'s' * (len(late) > 1)} {_and(late)}"
         return [
-            f"rank {_and(late)} could not {what} ({backend}) within {order['seconds']:g} s, though "
-            "all ranks reach the store. They use other addresses among themselves: "
+            f"{ranks} could not {what} ({backend}) within {order['seconds']:g} s, though all ranks "
+            "reach the store. They use other addresses among themselves: "
             f"{_and(dict.fromkeys(used))}. {check}"
         ]
     return [
