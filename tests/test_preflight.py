@@ -324,7 +324,7 @@ def doctor_on_hosts(second=None, timeout=20, **options):
             settings = [f"--rdzv-conf=is_host={int(host is hosts[0])}"]
             settings += [f"--local-addr={host.address}"]
             command = [*two_hosts.torchrun(host, *settings), *DOCTOR, "--timeout", str(timeout)]
-            jobs.append(host.start(command, second if host is hosts[1] else None))
+            jobs.append(host.start(command, env=second if host is hosts[1] else None))
         return [(job.wait(HANG), job.text) for job in jobs]
 
 
@@ -345,7 +345,7 @@ def test_two_hosts_are_ok_and_their_slow_link_shows():
     # 100 Mbit/s are 12.5 MB/s, less what the headers take.
     speeds = re.findall(r"([\d.]+) MB/s", line)
     assert len(speeds) == 2
-    assert all(5 < float(speed) < 13 for speed in speeds)
+    assert all(3 < float(speed) < 13 for speed in speeds), line
 
 
 @needs_hosts
