@@ -1,0 +1,274 @@
+"""Will it fit, and will more GPUs be faster? The formulas of the book's two calculators.
+
+Plain arithmetic: bytes, seconds, FLOPs, and numbers of parameters go in and come out as floats.
+What is counted is what PyTorch allocates for tensors that a training step keeps: parameters,
+gradients, optimizer state, saved activations, and what a rung adds to exchange gradients.
+
+Not counted: the CUDA context with the libraries' own buffers (some hundred MB a process), cuDNN's
+and cuBLAS's workspaces, temporary tensors inside one operation, and memory that the caching
+allocator has reserved but cannot use (fragmentation). Leave a tenth of the GPU for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp")
+STATES = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers that the optimizer keeps a parameter
+
+
+class Precision(NamedTuple):
+    """Bytes a number. `master`: float32 weights kept besides; `cast`: what a step computes with."""
+
+    parameter: int
+    gradient: int
+    state: int
+    master: int
+    cast: int
+    activation: int
+
+
+PRECISIONS = {
+    "fp32": Precision(4, 4, 4, 0, 4, 4),
+    "amp": Precision(4, 4, 4, 0, 2, 2),  # autocast: float32 weights, cast during the step
+    "bf16": Precision(2, 2, 2, 0, 2, 2),  # model.bfloat16(): PyTorch's state has the same type
+    "master": Precision(2, 2, 4, 4, 2, 2),  # DeepSpeed, Megatron: 16 bytes a parameter with Adam
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, by what they are for."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    casts: float = 0.0
+    communication: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All parts at once: the peak when gradients are kept from step to step."""
+        fixed = self.parameters + self.optimizer + self.communication
+        return fixed + self.gradients + self.activations + self.casts
+
+    @property
+    def at_least(self) -> float:
+        """The peak if gradients appear exactly as activations go.
+
+        So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
+        the first layers have the activations and the last ones the parameters, it is `total`.
+        """
+        return self.total - min(self.activations + self.casts, self.gradients)
+
+
+def memory_per_gpu(
+    parameters: float,
+    *,
+    rung: str = "gpu",
+    gpus: int = 1,
+    precision: str = "fp32",
+    optimizer: str = "sgd",
+    activation_bytes: float = 0.0,
+    output_bytes: float = 0.0,
+    batch: float = 1,
+    largest_block: float | None = None,
+    bucket_view: bool = False,
+    first: bool = True,
+) -> Memory:
+    """Bytes that training needs on one GPU.
+
+    Parameters
+    ----------
+    parameters : float
+        How many numbers the model learns.
+    rung : {"cpu", "gpu", "dp", "ddp", "fsdp"}
+    precision : {"fp32", "amp", "bf16", "master"}
+        See `PRECISIONS`.
+    optimizer : {"sgd", "momentum", "adam"}
+    activation_bytes, output_bytes : float
+        What one sample saves for the backward pass, and the size of the model's output for it, in
+        this precision. Under DP the outputs of all GPUs are gathered on the first.
+    batch : float
+        Samples on each GPU.
+    largest_block : float, optional
+        FSDP: parameters of the largest part that is gathered at a time. Default: all of them,
+        as if `fully_shard` were called once, on the whole model.
+    bucket_view : bool
+        DDP: ``gradient_as_bucket_view``. Without it, its buckets are a second set of gradients.
+    first : bool
+        DP: the first GPU or one of the others.
+
+    Notes
+    -----
+    DP: every step copies the parameters to the other GPUs. In the backward pass each copy has
+    gradients, the first GPU's too; their sum there is the second set. FSDP: two blocks are there
+    at a time, the one that computes and the one that is fetched or reduced meanwhile, each with
+    parameters and gradients.
+
+    Examples
+    --------
+    >>> memory_per_gpu(1e9, optimizer="adam").total  # 4 + 4 + 2 * 4 bytes a parameter
+    16000000000.0
+    >>> memory_per_gpu(1e9, optimizer="adam", rung="fsdp", gpus=4, largest_block=1e7).total
+    4160000000.0
+    """
+    _check(rung=(rung, RUNGS), precision=(precision, PRECISIONS), optimizer=(optimizer, STATES))
+    if gpus < 1 or (rung in ("cpu", "gpu") and gpus != 1):
+        raise ValueError(f"gpus={gpus} on rung {rung!r}: one on cpu and gpu, at least one above.")
+    size = PRECISIONS[precision]
+    shards = gpus if rung == "fsdp" else 1
+    gradients = size.gradient * parameters
+    optimizer_bytes = (STATES[optimizer] * size.state + size.master) * parameters
+    communication = 0.0
+    if rung == "ddp" and not bucket_view:
+        communication = gradients
+    elif rung == "fsdp" and gpus > 1:
+        block = parameters if largest_block is None else largest_block
+        communication = min(2 * block, parameters) * 2 * size.cast
+    elif rung == "dp" and gpus > 1:
+        communication = (gradients + gpus * batch * output_bytes) if first else 0.0
+        optimizer_bytes = optimizer_bytes if first else 0.0
+    cast_once = size.cast < size.parameter and rung != "fsdp"  # FSDP gathers what is cast
+    return Memory(
+        parameters=size.parameter * parameters / shards,
+        gradients=gradients / shards,
+        optimizer=optimizer_bytes / shards,
+        activations=batch * activation_bytes,
+        casts=float(size.cast * parameters) if cast_once else 0.0,
+        communication=communication,
+    )
+
+
+class Transformer(NamedTuple):
+    """`activation_bytes` are those of one sequence, with the loss."""
+
+    parameters: float
+    largest_block: float
+    activation_bytes: float
+
+
+def transformer(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    sequence: int,
+    vocabulary: int,
+    precision: str = "amp",
+    fused_attention: bool = True,
+    checkpointing: bool = False,
+) -> Transformer:
+    """Parameters and saved activations of a GPT: MLP four times as wide, tied embeddings.
+
+    Parameters
+    ----------
+    fused_attention : bool
+        Attention that does not save the table of every position against every other
+        (``F.scaled_dot_product_attention``'s fused kernels).
+    checkpointing : bool
+        Save only each layer's input; one layer at a time is computed again.
+
+    Notes
+    -----
+    V. Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022,
+    arXiv:2205.05198: a layer saves ``s h (34 + 5 a s / h)`` bytes in 16 bits, of which
+    ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less.
+
+    Examples
+    --------
+    >>> gpt2 = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 1024, "vocabulary": 50257}
+    >>> transformer(**gpt2).parameters
+    124439808.0
+    """
+    _check(precision=(precision, PRECISIONS))
+    size = PRECISIONS[precision].activation
+    h, s = hidden, sequence
+    block = 12 * h * h + 13 * h
+    layer = (16 * size + 2) * s * h + (0 if fused_attention else (2 * size + 1) * heads * s * s)
+    ends = (2 * size + 1) * s * h + 4 * s * vocabulary  # dropout, last norm, float32 logits
+    saved = layers * size * s * h + layer if checkpointing else layers * layer
+    parameters = layers * block + (vocabulary + s) * h + 2 * h
+    return Transformer(float(parameters), float(block), float(saved + ends))
+
+
+def computing_seconds(
+    parameters: float,
+    tokens: float,
+    flops_per_second: float,
+    *,
+    utilisation: float = 1.0,
+    checkpointing: bool = False,
+) -> float:
+    """Seconds to train a transformer on `tokens`: 6 FLOPs a parameter and token, 8 if recomputed.
+
+    Attention's own FLOPs are left out: ``12 layers hidden sequence`` more a token.
+    """
+    flops = (8 if checkpointing else 6) * parameters * tokens
+    return flops / (flops_per_second * utilisation)
+
+
+def all_reduce_seconds(nbytes: float, ranks: int, latency: float, bandwidth: float) -> float:
+    """Seconds of a ring all-reduce: latency in seconds a message, bandwidth in bytes a second.
+
+    Examples
+    --------
+    >>> all_reduce_seconds(2e9, ranks=4, latency=0, bandwidth=2e9)
+    1.5
+    """
+    messages = 2 * (ranks - 1)
+    return messages * latency + messages / ranks * nbytes / bandwidth
+
+
+def exchange_seconds(
+    nbytes: float, ranks: int, latency: float, bandwidth: float, rung: str = "ddp"
+) -> float:
+    """Seconds that a rung communicates in a step, for `nbytes` of gradients (FSDP: of weights).
+
+    FSDP gathers the parameters twice and reduces and scatters the gradients once; an all-reduce
+    is one of each, so FSDP sends 1.5 times as much (S. Rajbhandari et al., arXiv:1910.02054, 7.2).
+    """
+    _check(rung=(rung, ("ddp", "fsdp")))
+    all_reduce = all_reduce_seconds(nbytes, ranks, latency, bandwidth)
+    return 1.5 * all_reduce if rung == "fsdp" else all_reduce
+
+
+def step_seconds(computing: float, all_reduce: float, overlap: float = 0.0) -> float:
+    """Seconds of a step; `overlap` is the share of computing that can hide communication."""
+    return computing + max(0.0, all_reduce - overlap * computing)
+
+
+def speed_up(
+    computing: float,
+    nbytes: float,
+    ranks: int,
+    latency: float,
+    bandwidth: float,
+    *,
+    overlap: float = 0.0,
+    scaling: str = "weak",
+    rung: str = "ddp",
+) -> float:
+    """Throughput of `ranks` GPUs divided by that of one, which computes for `computing` seconds.
+
+    Weak scaling keeps the batch of each rank, strong scaling that of all ranks together.
+
+    Examples
+    --------
+    >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9), 2)  # the table of chapter 11
+    5.91
+    >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9, scaling="strong"), 2)
+    2.09
+    """
+    _check(scaling=(scaling, ("weak", "strong")))
+    own = computing if scaling == "weak" else computing / ranks
+    exchange = exchange_seconds(nbytes, ranks, latency, bandwidth, rung) if ranks > 1 else 0.0
+    return ranks * own / step_seconds(own, exchange, overlap)
+
+
+def _check(**chosen) -> None:
+    for option, (value, known) in chosen.items():
+        if value not in known:
+            raise ValueError(f"{option}={value!r}: one of {', '.join(map(repr, known))}.")

@@ -1,0 +1,223 @@
+"""The calculators' formulas: against PyTorch's tensors and against what others have published."""
+
+import pytest
+
+from torchladder.estimating import (
+    all_reduce_seconds,
+    computing_seconds,
+    exchange_seconds,
+    memory_per_gpu,
+    speed_up,
+    step_seconds,
+    transformer,
+)
+
+GPT2_XL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
+
+
+def gpt(layers, hidden, heads):
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "sequence": 2048,
+        "vocabulary": 51200,
+    }
+
+
+KORTHIKANTI = {  # their table 3: layers, hidden size, heads; sequence 2048, vocabulary 51,200
+    22e9: gpt(48, 6144, 64),
+    175e9: gpt(96, 12288, 96),
+    530e9: gpt(105, 20480, 128),
+    1e12: gpt(128, 25600, 160),
+}
+
+
+class TestPublished:
+    """Within 10 % of what the authors report; where not, the test says why."""
+
+    def test_zero_plain_data_parallel_is_120_gb(self):
+        # S. Rajbhandari et al., ZeRO, 2020, arXiv:1910.02054, figure 1: 7.5 billion parameters,
+        # Adam in mixed precision, 64 GPUs: 120 GB.
+        memory = memory_per_gpu(7.5e9, precision="master", optimizer="adam")
+        assert memory.total == pytest.approx(120e9, rel=0.1)
+
+    def test_ddp_needs_its_buckets_more_than_zeros_figure_counts(self):
+        options = {"rung": "ddp", "gpus": 64, "precision": "master", "optimizer": "adam"}
+        assert memory_per_gpu(7.5e9, bucket_view=True, **options).total == 120e9
+        assert memory_per_gpu(7.5e9, **options).total == 135e9
+
+    def test_zero_stage_3_is_1_9_gb(self):
+        # The same figure: 1.9 GB. It leaves out the parameters that are gathered meanwhile.
+        options = {"rung": "fsdp", "gpus": 64, "precision": "master", "optimizer": "adam"}
+        memory = memory_per_gpu(7.5e9, largest_block=0, **options)
+        assert memory.total == pytest.approx(1.9e9, rel=0.1)
+        # With 36 equal layers, two that are gathered, with gradients, double it.
+        assert memory_per_gpu(7.5e9, largest_block=7.5e9 / 36, **options).total > 3.5e9
+
+    def test_gpt_2_of_1_5_billion_needs_24_gb(self):
+        # The same paper, section 3.1: "at least 24 GB", 16 bytes for each of 1.5 billion.
+        parameters = transformer(**GPT2_XL).parameters
+        memory = memory_per_gpu(parameters, precision="master", optimizer="adam")
+        assert memory.total == pytest.approx(24e9, rel=0.1)
+
+    def test_gpt_2_activations_are_more_than_zero_says(self):
+        # The same paper, section 3.2: about 60 GB for 32 sequences. It counts 12 numbers of two
+        # bytes for each layer and position, and no table of attention. Counted one by one there
+        # are 34 bytes (Korthikanti et al.), and the loss's logits.
+        fused = 32 * transformer(**GPT2_XL).activation_bytes
+        assert 1.4 < fused / 60e9 < 1.7
+        papers = 32 * 48 * 12 * 2 * 1024 * 1600
+        assert papers == pytest.approx(60e9, rel=0.1)
+
+    @pytest.mark.parametrize("parameters", KORTHIKANTI)
+    def test_korthikantis_models_have_as_many_parameters(self, parameters):
+        # V. Korthikanti et al., 2022, arXiv:2205.05198, table 3.
+        assert transformer(**KORTHIKANTI[parameters]).parameters == pytest.approx(
+            parameters, rel=0.1
+        )
+
+    @pytest.mark.parametrize(("parameters", "saved"), [(175e9, 0.70), (530e9, 0.65)])
+    def test_korthikantis_selective_recomputation_saves_as_much(self, parameters, saved):
+        # The same, section 5: not saving attention's table saves 70 % and 65 % of the activations.
+        whole = layers_only(parameters, fused_attention=False)
+        assert 1 - layers_only(parameters) / whole == pytest.approx(saved, rel=0.1)
+
+    def test_gpt_neox_20b_checkpoint_is_268_gb(self):
+        # https://github.com/EleutherAI/gpt-neox, README: full weights, with optimizer states,
+        # 268 GB; without, 39 GB. Figures of `du`: GB of 1024^3 bytes.
+        neox = gpt(44, 6144, 64) | {"vocabulary": 50432}
+        memory = memory_per_gpu(
+            transformer(**neox).parameters, precision="master", optimizer="adam"
+        )
+        assert memory.parameters / 2**30 == pytest.approx(39, rel=0.1)
+        assert (memory.parameters + memory.optimizer) / 2**30 == pytest.approx(268, rel=0.1)
+
+    def test_llama_65b_lies_between_two_precisions(self):
+        # T. Dettmers et al., QLoRA, 2023, arXiv:2305.14314: more than 780 GB for 16-bit
+        # fine-tuning. That is 12 bytes for each parameter: weights and gradients in 16 bits, Adam
+        # in 32, no float32 weights. PyTorch offers 8 (all in bf16) or 16 and more.
+        low, high = (
+            memory_per_gpu(65e9, precision=precision, optimizer="adam").total
+            for precision in ("bf16", "master")
+        )
+        assert low < 780e9 < high
+        assert (low + high) / 2 == 780e9
+
+    def test_gpt_3_takes_34_days_on_1024_gpus(self):
+        # D. Narayanan et al., 2021, arXiv:2104.04473, section 5.1: 300 billion tokens, each GPU
+        # at 140 TFLOPS, with recomputation: 34 days.
+        seconds = computing_seconds(175e9, 300e9, 1024 * 140e12, checkpointing=True)
+        assert seconds / 86400 == pytest.approx(34, rel=0.1)
+
+
+def layers_only(parameters, **options):
+    """Activations without what comes before and after the layers."""
+    two, one = (
+        transformer(**KORTHIKANTI[parameters] | {"layers": n}, **options).activation_bytes
+        for n in (2, 1)
+    )
+    return two - one
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        ("optimizer", "precision", "bytes_each"),
+        [
+            ("sgd", "fp32", 8),
+            ("momentum", "fp32", 12),
+            ("adam", "fp32", 16),
+            ("adam", "amp", 18),
+            ("adam", "bf16", 8),
+            ("adam", "master", 16),
+        ],
+    )
+    def test_bytes_for_each_parameter(self, optimizer, precision, bytes_each):
+        memory = memory_per_gpu(1000, optimizer=optimizer, precision=precision)
+        assert memory.total == 1000 * bytes_each
+
+    def test_gradients_and_activations_take_turns_at_the_least(self):
+        memory = memory_per_gpu(1000, activation_bytes=100, batch=50)
+        assert memory.total == 4000 + 4000 + 5000
+        assert memory.at_least == 4000 + 5000
+
+    def test_first_gpu_of_dp_holds_more(self):
+        options = {"rung": "dp", "gpus": 2, "optimizer": "adam", "output_bytes": 10, "batch": 4}
+        first, other = (memory_per_gpu(1000, first=first, **options) for first in (True, False))
+        assert (first.optimizer, other.optimizer) == (8000, 0)
+        assert (first.communication, other.communication) == (4000 + 2 * 4 * 10, 0)
+        assert first.parameters == other.parameters
+
+    def test_fsdp_on_one_gpu_is_one_gpu(self):
+        options = {"optimizer": "adam", "activation_bytes": 7, "batch": 3}
+        assert memory_per_gpu(99, rung="fsdp", **options) == memory_per_gpu(99, **options)
+
+    def test_fsdp_shards_all_but_activations(self):
+        options = {"optimizer": "adam", "activation_bytes": 100, "rung": "fsdp"}
+        memory = memory_per_gpu(8000, gpus=4, largest_block=1000, **options)
+        assert (memory.parameters, memory.gradients, memory.optimizer) == (8000, 8000, 16000)
+        assert memory.activations == 100
+        assert memory.communication == 2 * 1000 * (4 + 4)
+
+    def test_fsdp_around_the_whole_model_gathers_all_of_it(self):
+        whole = memory_per_gpu(1000, rung="fsdp", gpus=2)
+        assert whole.communication == 1000 * (4 + 4)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"rung": "tpu"}, "rung='tpu': one of 'cpu', 'gpu'"),
+            ({"precision": "fp8"}, "precision='fp8': one of 'fp32'"),
+            ({"optimizer": "lion"}, "optimizer='lion': one of 'sgd'"),
+            ({"rung": "gpu", "gpus": 2}, "gpus=2 on rung 'gpu'"),
+            ({"rung": "ddp", "gpus": 0}, "gpus=0 on rung 'ddp'"),
+        ],
+    )
+    def test_unknown_options_are_named(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            memory_per_gpu(1000, **options)
+
+
+class TestTransformer:
+    def test_sixteen_bit_layer_is_the_papers_formula(self):
+        s, h, a = 2048, 12288, 96
+        assert layers_only(175e9, fused_attention=False) == s * h * (34 + 5 * a * s / h)
+        assert layers_only(175e9) == 34 * s * h
+
+    def test_checkpointing_saves_two_bytes_a_number_for_each_layer(self):
+        assert layers_only(175e9, checkpointing=True) == 2 * 2048 * 12288
+
+    def test_gpt_2_has_as_many_parameters_as_published(self):
+        gpt2 = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 1024, "vocabulary": 50257}
+        assert transformer(**gpt2).parameters == 124_439_808
+
+
+class TestSpeed:
+    def test_link_formulas_are_chapter_11s(self):
+        assert all_reduce_seconds(2e9, ranks=2, latency=0, bandwidth=2e9) == 1.0
+        assert all_reduce_seconds(2e9, ranks=4, latency=0, bandwidth=2e9) == 1.5
+        assert step_seconds(2.0, 1.0, overlap=0.5) == 2.0
+        assert step_seconds(0.5, 1.0, overlap=0.5) == 1.25
+
+    @pytest.mark.parametrize(
+        ("ranks", "scaling", "expected"),
+        [(1, "weak", 1), (2, "weak", 1.67), (8, "weak", 5.91), (2, "strong", 1.43)],
+    )
+    def test_speed_up_is_chapter_11s_table(self, ranks, scaling, expected):
+        found = speed_up(0.1, 100e6, ranks, 20e-6, 5e9, scaling=scaling)
+        assert found == pytest.approx(expected, abs=0.005)
+
+    def test_fsdp_sends_half_as_much_again(self):
+        link = (100e6, 4, 20e-6, 5e9)
+        assert exchange_seconds(*link, "fsdp") == 1.5 * exchange_seconds(*link)
+        assert speed_up(0.1, *link, rung="fsdp") < speed_up(0.1, *link)
+
+    def test_dp_is_not_predicted(self):
+        with pytest.raises(ValueError, match="rung='dp': one of 'ddp', 'fsdp'"):
+            speed_up(0.1, 100e6, 2, 0, 5e9, rung="dp")
+
+    def test_utilisation_and_recomputation_take_longer(self):
+        seconds = computing_seconds(1e9, 1000, 1e12)
+        assert seconds == 6.0
+        assert computing_seconds(1e9, 1000, 1e12, utilisation=0.5) == 12.0
+        assert computing_seconds(1e9, 1000, 1e12, checkpointing=True) == 8.0
