@@ -1,6 +1,9 @@
 """The calculators' formulas: against PyTorch's tensors and against what others have published."""
 
+import json
+
 import pytest
+import torch
 
 from torchladder.estimating import (
     all_reduce_seconds,
@@ -11,6 +14,7 @@ from torchladder.estimating import (
     step_seconds,
     transformer,
 )
+from torchladder.launching import launch
 
 GPT2_XL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
 
@@ -176,6 +180,60 @@ class TestMemory:
     def test_unknown_options_are_named(self, options, message):
         with pytest.raises(ValueError, match=message):
             memory_per_gpu(1000, **options)
+
+
+def gradients_and_buckets(trace, bucket_view):
+    """Bytes that DDP has allocated after three steps, as a multiple of the net's own.
+
+    By PyTorch's profiler, which does not see what gloo's threads free: so without `init_sync`.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4)))
+    options = {"gradient_as_bucket_view": bucket_view, "init_sync": False}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        ddp = torch.nn.parallel.DistributedDataParallel(net, **options)
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(torch.ones(1, 512)).sum().backward()
+    seen.export_chrome_trace(f"{trace}-{torch.distributed.get_rank()}")
+    with open(f"{trace}-{torch.distributed.get_rank()}") as file:
+        events = json.load(file)["traceEvents"]
+    left = sum(event["args"]["Bytes"] for event in events if event.get("name") == "[memory]")
+    return left / sum(p.nbytes for p in net.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket_view", [False, True])
+def test_ddps_buckets_are_a_second_set_of_gradients_unless_gradients_are_views(
+    bucket_view, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "9")
+    measured = launch(
+        gradients_and_buckets, tmp_path / "trace", bucket_view, backend="gloo", timeout=120
+    )
+    memory = memory_per_gpu(1.0, rung="ddp", gpus=2, bucket_view=bucket_view)
+    predicted = (memory.gradients + memory.communication) / memory.parameters
+    assert measured == pytest.approx([predicted] * 2, rel=0.01)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_peak_of_a_step_lies_between_the_two_bounds():
+    width, layers, device = 4096, 6, torch.device("cuda")
+    blocks = (m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.ReLU()))
+    net = torch.nn.Sequential(*blocks).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    x = torch.randn(width, width, device=device)
+    for _ in range(2):  # the first step makes the optimizer's state
+        torch.cuda.reset_peak_memory_stats(device)
+        net(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    parameters = sum(p.numel() for p in net.parameters())
+    saved = {"activation_bytes": 4 * width * (layers + 1), "batch": width}  # each layer's input
+    memory = memory_per_gpu(parameters, optimizer="adam", **saved)
+    peak = torch.cuda.max_memory_allocated(device)
+    assert memory.at_least <= peak <= 1.1 * memory.total
 
 
 class TestTransformer:

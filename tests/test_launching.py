@@ -252,6 +252,27 @@ def test_the_rank_that_raised_is_blamed_with_its_own_line():
     assert launch(dist.get_rank) == [0, 1]
 
 
+def test_a_rank_out_of_memory_is_named_and_the_other_is_told_that_it_is_gone(tmp_path, monkeypatch):
+    def train():
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        for step in range(3):
+            loss = net(torch.ones(1, 1)).sum()
+            if (dist.get_rank(), step) == (1, 1):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 22.00 MiB.")
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                (tmp_path / f"rank {dist.get_rank()}, step {step}").write_text(str(error))
+                raise
+
+    monkeypatch.setattr(launching, "GRACE", 60)  # rank 0 may take its time to write
+    with pytest.raises(LaunchError, match="CUDA out of memory") as caught:
+        launch(train, timeout=HANG, backend="gloo")
+    assert (caught.value.rank, caught.value.kind) == (1, "OutOfMemoryError")
+    assert launching.PEER_IS_GONE.search((tmp_path / "rank 0, step 1").read_text())
+    assert launch(dist.get_rank) == [0, 1]
+
+
 def test_the_message_is_not_repeated_after_the_frames():
     def fail():
         raise ValueError("no\nsuch thing")

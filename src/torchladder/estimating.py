@@ -5,7 +5,8 @@ What is counted is what PyTorch allocates for tensors that a training step keeps
 gradients, optimizer state, saved activations, and what a rung adds to exchange gradients.
 
 Not counted: the CUDA context with the libraries' own buffers (some hundred MB a process), cuDNN's
-and cuBLAS's workspaces, temporary tensors inside one operation, and memory that the caching
+and cuBLAS's workspaces, temporary tensors inside one operation, the copy of the parameters that
+Adam with ``foreach=True`` makes when the activations are gone, and memory that the caching
 allocator has reserved but cannot use (fragmentation). Leave a tenth of the GPU for them.
 """
 
