@@ -1,11 +1,11 @@
 """Labelled fields of a calculator, and the phrases that its script puts together.
 
-The directive ``controls`` takes YAML: a ``legend``, and a list of ``fields``. A field has a ``name``
-(that of the setting in the page's script and in links), a ``label``, and either ``options``, or
-``value`` with the limits ``from`` and ``to``. An option may ``set`` other fields. The directive
-``phrases`` takes a YAML mapping of names to sentences with ``{gaps}``. Every word is a message for
-translators, as paragraphs are. A page with such fields loads the script that its front matter names
-as ``calculator``, and the style sheet of the same name.
+The directive ``controls`` takes YAML: a ``legend``, and a list of ``fields``. A field has a
+``name`` (that of the setting in the page's script and in links), a ``label``, and either
+``options``, or ``value`` with the limits ``from`` and ``to``. An option may ``set`` other fields;
+``if`` says for which options a field is there. The directive ``phrases`` takes a YAML mapping of
+names to sentences with ``{gaps}``. Every word is a message for translators, as a paragraph is. A
+page whose front matter has ``calculator: name`` loads estimating.js, name.js and name.css.
 """
 
 import json
@@ -16,7 +16,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 NUMBER = """<input type="text" inputmode="decimal" id="{id}" data-name="{name}" data-from="{from}"
- data-to="{to}" value="{value}" aria-describedby="{id}-error" autocomplete="off" spellcheck="false"
+ data-to="{to}" {kind} value="{value}" aria-describedby="{id}-error" autocomplete="off" spellcheck="false"
  maxlength="24">
 <input type="range" data-slider="{name}" min="0" max="200" aria-labelledby="{id}-label">
 <p class="control-error" id="{id}-error" data-error="{name}" hidden></p>"""
@@ -70,7 +70,8 @@ class Controls(WithWords):
                 parts += [self.words(option["text"]), raw("</option>")]
             parts += [raw("</select>")]
         else:
-            parts += [raw(NUMBER.format(**attributes))]
+            kinds = [f'data-{kind}="yes"' for kind in ("whole", "count") if kind in field]
+            parts += [raw(NUMBER.format(kind=" ".join(kinds), **attributes))]
         if "hint" in field:
             parts += [raw('<p class="control-hint">'), self.words(field["hint"]), raw("</p>")]
         return [*parts, raw("</div>")]
@@ -92,7 +93,8 @@ def raw(html):
 def add_files(app, page, template, context, doctree):
     name = (app.env.metadata.get(page) or {}).get("calculator")
     if name and doctree:
-        app.add_js_file(f"{name}.js", loading_method="defer")
+        for script in ("estimating", name):
+            app.add_js_file(f"{script}.js", loading_method="defer")
         app.add_css_file(f"{name}.css")
 
 

@@ -1,8 +1,12 @@
 """The site of the sources as they are: built from scratch, or just now by ``make test``."""
 
+import functools
+import http.server
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,3 +35,64 @@ def pages(site):
         path.relative_to(site).as_posix(): BeautifulSoup(path.read_bytes(), "html.parser")
         for path in files
     }
+
+
+def find_browser():
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+def without_browser(reason):
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}, and CI never goes without")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    executable = find_browser()
+    if not executable:
+        without_browser("no Chromium here: install it, or name one in $CHROMIUM")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        without_browser("playwright is not installed")
+    # Root may not use the sandbox. The rest keeps the browser itself from calling home, and
+    # answers as if no host but this machine existed.
+    flags = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-first-run",
+    ]
+    flags.append("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def axe():
+    """The script that checks a page for what keeps readers out."""
+    try:
+        import axe_playwright_python
+    except ImportError:
+        without_browser("axe-playwright-python is not installed")
+    return Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

@@ -1,0 +1,92 @@
+"use strict";
+// The formulas of src/torchladder/estimating.py, under its names; what they mean is said there. A
+// test compares both on the cases of tests/site/estimates.json.
+const estimating = (() => {
+  const STATES = { sgd: 0, momentum: 1, adam: 2 };
+  const precision = (parameter, gradient, state, master, cast, activation) => ({
+    parameter, gradient, state, master, cast, activation,
+  });
+  const PRECISIONS = {
+    fp32: precision(4, 4, 4, 0, 4, 4),
+    amp: precision(4, 4, 4, 0, 2, 2),
+    bf16: precision(2, 2, 2, 0, 2, 2),
+    master: precision(2, 2, 4, 4, 2, 2),
+  };
+
+  function memory_per_gpu(parameters, options = {}) {
+    const {
+      rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0,
+      output_bytes = 0, batch = 1, largest_block = parameters, bucket_view = false, first = true,
+    } = options;
+    const size = PRECISIONS[precision];
+    const shards = rung === "fsdp" ? gpus : 1;
+    const gradients = size.gradient * parameters;
+    let states = (STATES[optimizer] * size.state + size.master) * parameters;
+    let communication = 0;
+    if (rung === "ddp" && !bucket_view) communication = gradients;
+    if (rung === "fsdp" && gpus > 1)
+      communication = Math.min(2 * largest_block, parameters) * 2 * size.cast;
+    if (rung === "dp" && gpus > 1) {
+      communication = first ? gradients + gpus * batch * output_bytes : 0;
+      if (!first) states = 0;
+    }
+    const memory = {
+      parameters: (size.parameter * parameters) / shards,
+      gradients: gradients / shards,
+      optimizer: states / shards,
+      activations: batch * activation_bytes,
+      casts: size.cast < size.parameter && rung !== "fsdp" ? size.cast * parameters : 0,
+      communication,
+    };
+    const total = Object.values(memory).reduce((sum, part) => sum + part);
+    const turns = Math.min(memory.activations + memory.casts, memory.gradients);
+    return { ...memory, total, at_least: total - turns };
+  }
+
+  function transformer({
+    layers, hidden: h, heads, sequence: s, vocabulary, precision = "amp", fused_attention = true,
+    checkpointing = false,
+  }) {
+    const size = PRECISIONS[precision].activation;
+    const block = 12 * h * h + 13 * h;
+    const table = fused_attention ? 0 : (2 * size + 1) * heads * s * s;
+    const layer = (16 * size + 2) * s * h + table;
+    const ends = (2 * size + 1) * s * h + 4 * s * vocabulary;
+    const saved = checkpointing ? layers * size * s * h + layer : layers * layer;
+    return {
+      parameters: layers * block + (vocabulary + s) * h + 2 * h,
+      largest_block: block,
+      activation_bytes: saved + ends,
+    };
+  }
+
+  function computing_seconds(parameters, tokens, flops_per_second, options = {}) {
+    const { utilisation = 1, checkpointing = false } = options;
+    return ((checkpointing ? 8 : 6) * parameters * tokens) / (flops_per_second * utilisation);
+  }
+
+  function all_reduce_seconds(nbytes, ranks, latency, bandwidth) {
+    const messages = 2 * (ranks - 1);
+    return messages * latency + ((messages / ranks) * nbytes) / bandwidth;
+  }
+
+  function exchange_seconds(nbytes, ranks, latency, bandwidth, rung = "ddp") {
+    return (rung === "fsdp" ? 1.5 : 1) * all_reduce_seconds(nbytes, ranks, latency, bandwidth);
+  }
+
+  function step_seconds(computing, all_reduce, overlap = 0) {
+    return computing + Math.max(0, all_reduce - overlap * computing);
+  }
+
+  function speed_up(computing, nbytes, ranks, latency, bandwidth, options = {}) {
+    const { overlap = 0, scaling = "weak", rung = "ddp" } = options;
+    const own = scaling === "weak" ? computing : computing / ranks;
+    const exchange = ranks > 1 ? exchange_seconds(nbytes, ranks, latency, bandwidth, rung) : 0;
+    return (ranks * own) / step_seconds(own, exchange, overlap);
+  }
+
+  return {
+    PRECISIONS, memory_per_gpu, transformer, computing_seconds, all_reduce_seconds,
+    exchange_seconds, step_seconds, speed_up,
+  };
+})();
