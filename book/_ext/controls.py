@@ -15,9 +15,9 @@ import yaml
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-NUMBER = """<input type="text" inputmode="decimal" id="{id}" data-name="{name}" data-from="{from}"
- data-to="{to}" {kind} value="{value}" aria-describedby="{id}-error" autocomplete="off" spellcheck="false"
- maxlength="24">
+NUMBER = """<input type="text" inputmode="decimal" id="{id}" data-name="{name}" {kind}
+ data-from="{from}" data-to="{to}" value="{value}" aria-describedby="{id}-error"
+ autocomplete="off" spellcheck="false" maxlength="24">
 <input type="range" data-slider="{name}" min="0" max="200" aria-labelledby="{id}-label">
 <p class="control-error" id="{id}-error" data-error="{name}" hidden></p>"""
 
