@@ -195,11 +195,16 @@
     const [single, , , ddp, fsdp] = on(gpus);
     const sentences = [said("one", single)];
     if (gpus > 1) sentences.push(said("ddp", ddp), said("fsdp", fsdp));
-    if (verdict(fsdp, have) !== "fits") {
-      let enough = gpus;
-      while (enough <= MOST_GPUS && verdict(on(enough)[4], have) !== "fits") enough++;
-      const found = enough <= MOST_GPUS ? "enough" : "never";
-      sentences.push(phrase(found, { gpus: enough, most: MOST_GPUS }));
+    const fits = (n) => verdict(on(n)[4], have) === "fits";
+    if (!fits(gpus) && !fits(MOST_GPUS)) sentences.push(phrase("never", { most: MOST_GPUS }));
+    else if (!fits(gpus)) {
+      let [few, enough] = [gpus, MOST_GPUS];
+      while (enough - few > 1) {
+        const middle = Math.floor((few + enough) / 2);
+        if (fits(middle)) enough = middle;
+        else few = middle;
+      }
+      sentences.push(phrase("enough", { gpus: enough }));
     }
     return sentences.join(" ");
   }
@@ -352,6 +357,6 @@
     readLink();
     if (location.hash.includes("=")) one(".controls").scrollIntoView();
   });
-  addEventListener("resize", update);
+  new ResizeObserver(update).observe(one(".speed-figure")); // its words keep their size
   readLink();
 })();

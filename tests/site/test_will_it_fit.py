@@ -95,10 +95,9 @@ def lines(after):
 
 def test_the_first_table_is_the_packages():
     columns = memories(settings())
-    names = {"copies in 16 bits": "casts", "together, at most": "total"}
-    names |= {"together, at least": "at_least"}
-    parts = ["parameters", "gradients", "optimizer", "activations", "copies in 16 bits"]
-    parts += ["communication", "together, at most", "together, at least"]
+    names = {"16-bit copies": "casts", "at most": "total", "at least": "at_least"}
+    parts = ["parameters", "gradients", "optimizer", "activations", "16-bit copies"]
+    parts += ["communication", "at most", "at least"]
     rows = [
         row(part, *(f"{getattr(memory, names.get(part, part)) / 1e9:.1f}" for memory in columns))
         for part in parts
@@ -122,7 +121,7 @@ def test_the_few_cases_are_the_packages():
     rows = []
     for line in found:
         of = settings(re.search(r'data-settings="(.*?)"', line)[1])
-        single, _, _, ddp, fsdp = (f"{memory.total / 1e9:.1f} GB" for memory in memories(of))
+        single, _, _, ddp, fsdp = (f"{memory.total / 1e9:.1f}" for memory in memories(of))
         gains = [f"{speed(of, of['gpus'], rung)[1]:.2f}" for rung in ("ddp", "fsdp")]
         rows.append(row(line.split(" | ")[0].removeprefix("| "), single, ddp, fsdp, *gains))
     assert rows == found
@@ -225,6 +224,17 @@ def test_typing_changes_table_sentence_and_address(page):
     assert "On one GPU it fits" in page.locator(".memory-says").inner_text()
     assert "params=25.6M" in page.url
     assert page.locator("#two-params").input_value() == "25.6M"  # the same setting, further down
+
+
+@pytest.mark.slow
+def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
+    follow(page, "model=7b")
+    said = page.locator(".memory-says").inner_text()
+    enough = int(re.search(r"FSDP fits from (\d+) GPUs on", said)[1])
+    totals = [memories(settings(f"model=7b&gpus={gpus}"))[4].total for gpus in (enough - 1, enough)]
+    assert totals[1] <= 0.9 * 15.6e9 < totals[0]
+    follow(page, "model=70b&batch=64")
+    assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-says").inner_text()
 
 
 @pytest.mark.slow
@@ -335,6 +345,15 @@ def test_extremes_stay_numbers_and_within_a_phone(page):
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
             assert not WRONG.search(seen(page)["words"])
     page.set_viewport_size({"width": 1280, "height": 900})
+
+
+@pytest.mark.slow
+def test_a_case_is_a_link_that_fills_the_fields(page):
+    page.get_by_role("link", name="ResNet-50, mixed precision").click()
+    page.wait_for_function("document.querySelector('#fit-model').value == 'resnet50'")
+    assert page.locator("#fit-batch").input_value() == "64"
+    page.get_by_role("link", name="Back to the first settings").click()
+    page.wait_for_function("document.querySelector('#fit-model').value == 'gpt2-xl'")
 
 
 @pytest.mark.slow
