@@ -214,7 +214,8 @@
     const percent = (bytes) => `${(100 * bytes) / most}%`;
     const limit = make("div", { class: "bars-limit" });
     const style = `left: ${percent(have)}`;
-    limit.append(make("span", { style }, phrase("limit", { have: inBytes(have) })));
+    const inside = `${style}; transform: translateX(-${percent(have)})`;
+    limit.append(make("span", { style: inside }, phrase("limit", { have: inBytes(have) })));
     const bars = columns.flatMap((memory, column) => {
       const track = make("div", { class: "bar-track" });
       for (const part of PARTS.filter((part) => memory[part] > 0))
@@ -229,12 +230,13 @@
   function showMemory(table, says, figure) {
     const [have, gpus, on] = [number("memory") * 1e9, number("gpus"), memories()];
     const columns = on(gpus);
-    const [name, size] = unit(Math.max(...columns.map((memory) => memory.total)));
+    const [name, size] = unit(Math.min(...columns.map((memory) => memory.total)));
     const [corner, ...heads] = all("thead th", table);
     corner.textContent = phrase("unit", { unit: name });
     const rows = all("tbody tr", table);
     columns.forEach((memory, column) => {
-      const values = [...PARTS, "total", "at_least"].map((part) => fixed(memory[part] / size, 1));
+      const amounts = [...PARTS, "total", "at_least"].map((part) => memory[part] / size);
+      const values = amounts.map((amount) => fixed(amount, amount < 100 ? 1 : 0));
       values.push(phrase(`${verdict(memory, have)}-short`));
       values.forEach((value, row) => (rows[row].cells[column + 1].textContent = value));
     });
