@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, TensorDataset
 
@@ -84,7 +83,7 @@ padded = ConcatDataset([test, [(test[0][0], torch.tensor(-1))] * (-len(test) % r
 test_batches = DataLoader(Subset(padded, range(rank, len(padded), ranks)), args.batch_size)
 torch.manual_seed(0)  # fully_shard sends nothing: all make the same weights
 model = LeNet()
-mesh = init_device_mesh(device.type, (ranks,))
+mesh = dist.init_device_mesh(device.type, (ranks,))
 for unit in [layer for layer in model if list(layer.parameters())] + [model]:
     fully_shard(unit, mesh=mesh)  # keeps this rank's rows, and gathers the others when it runs
 torch.manual_seed(rank)  # other dropout on each
