@@ -85,6 +85,6 @@ def test_each_rungs_colour_stands_out_on_a_light_and_on_a_dark_page():
         low, high = sorted([luminance(one), luminance(other)])
         return (high + 0.05) / (low + 0.05)
 
-    for rung in ("cpu", "gpu", "dp", "ddp"):
+    for rung in ("cpu", "gpu", "dp", "ddp", "fsdp"):
         for page in ("#ffffff", "#121212"):
             assert contrast(plotting.COLORS[rung], page) >= 3, (rung, page)

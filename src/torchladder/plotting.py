@@ -17,13 +17,14 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colour-blind-safe hues (https://jfly.uni-koeln.de/color/), the blue and the grey
+# Okabe and Ito's colour-blind-safe hues (https://jfly.uni-koeln.de/color/), blue, grey and purple
 # shifted until each has a contrast of at least 3:1 on white and on the dark theme's background.
 COLORS = {
     "cpu": "#808080",
     "gpu": "#2f86c8",
     "dp": "#d55e00",
     "ddp": "#009e73",
+    "fsdp": "#c05c96",
     # Two stand-ins that become CSS colours in the SVG: the page's text colour, strong and faint.
     "ink": "#010203",
     "faint": "#010204",

@@ -15,7 +15,8 @@ FIGURES = sorted((ROOT / "book/figures").glob("*.svg"))
 MECHANISMS = [path for path in FIGURES if path.stem != "ladder"]  # the cover has a style of its own
 
 NAMED = r"\]\(([\w./-]+\.svg)\)|^:file: *(\S+\.svg)$"
-ALLOWED = {"none", "currentcolor", *(COLORS[name] for name in ("cpu", "gpu", "dp", "ddp"))}
+RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp")
+ALLOWED = {"none", "currentcolor", *(COLORS[name] for name in RUNGS)}
 
 every_figure = pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
 every_mechanism = pytest.mark.parametrize("path", MECHANISMS, ids=lambda path: path.stem)
