@@ -58,7 +58,7 @@ parser.add_argument("--save", type=Path, help="the file for the trained state di
 args = parser.parse_args()
 if min(args.epochs, args.batch_size) < 1:
     raise SystemExit("--epochs and --batch-size start at 1.")
-if args.save and not args.save.parent.is_dir():
+if args.save and os.environ["RANK"] == "0" and not args.save.parent.is_dir():
     raise SystemExit(f"--save {args.save}: the folder {args.save.parent} does not exist.")
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
@@ -66,9 +66,10 @@ except Exception as error:
     why = " ".join(str(error).split())[:200]
     raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
 
-rank, ranks, local_rank = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-own_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-device = torch.device(f"cuda:{local_rank}" if own_gpu else "cpu")
+store, rank, ranks = next(dist.rendezvous("env://"))  # all ranks read and write this store
+store.set(f"GPU {rank}", str(torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])))
+own_gpu = all(store.get(f"GPU {r}") == b"True" for r in range(ranks))  # on each host, or none
+device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if own_gpu else "cpu")
 dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None)
 print(f"training on {device}")
 torch.manual_seed(rank)  # other dropout on each; DDP sends the weights of rank 0 to all

@@ -27,7 +27,7 @@ ADDED = {
     ("1_cpu.py", "2_gpu.py"): 8,
     ("2_gpu.py", "2_gpu_amp.py"): 10,
     ("2_gpu.py", "3_dp.py"): 3,
-    ("3_dp.py", "4_ddp.py"): 20,
+    ("3_dp.py", "4_ddp.py"): 22,
 }
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -52,7 +52,7 @@ ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZ
 ONLY_RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def run_here(name, *options):
+def run_here(name, *options, rank="0", gpus=0):
     """As `run`, but in this process, where torch is imported; `4_ddp.py` as the only rank."""
     program = ROOT / "rungs" / name
     arguments, code, message = [str(program), *map(str, options)], 0, ""
@@ -60,9 +60,9 @@ def run_here(name, *options):
     torch.set_num_threads(1)
     with (
         mock.patch.object(sys, "argv", arguments),
-        mock.patch.dict(os.environ, ONLY_RANK if name == "4_ddp.py" else {}),
+        mock.patch.dict(os.environ, ONLY_RANK | {"RANK": rank} if name == "4_ddp.py" else {}),
         mock.patch("torch.cuda.is_available", return_value=False),
-        mock.patch("torch.cuda.device_count", return_value=0),
+        mock.patch("torch.cuda.device_count", return_value=gpus),
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
     ):
@@ -172,6 +172,20 @@ def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(tmp_path):
     done = run_here("2_gpu_amp.py", *options, "--batch-size", 16, "--lr", 0.1)
     assert done.returncode == 0, done.stderr
     assert float(accuracy_printed(done)) > 40
+
+
+def test_the_folder_to_save_in_is_needed_only_where_rank_0_runs():
+    options = ["--data", "no/such", "--save", "no/a.pt"]
+    assert "the folder no does not exist." in run_here("4_ddp.py", *options).stderr
+    assert "no Fashion-MNIST there" in run_here("4_ddp.py", *options, rank="1").stderr
+
+
+def test_one_host_without_enough_gpus_and_all_train_on_the_cpu(tmp_path):
+    store = dist.HashStore()
+    store.set("GPU 1", "False")  # as the other host says
+    with mock.patch("torch.distributed.rendezvous", return_value=iter([(store, 0, 2)])):
+        done = run_here("4_ddp.py", "--data", few_images(tmp_path, 64), "--epochs", 1, gpus=1)
+    assert done.stdout.startswith("training on cpu\nepoch 1: ")
 
 
 def few_images(folder, count):
