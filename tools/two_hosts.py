@@ -11,6 +11,7 @@ file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -28,6 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("host1", "host2")
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 PREFIX = "torchladder-"  # of the namespaces; then the id of the process that made them
@@ -40,10 +42,12 @@ ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 class Job:
     """A command that runs on a host; every line that it prints is kept with its time."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str]):
+    def __init__(self, command: Sequence[str], inside: Sequence[str], **options):
+        self.command = command
         self.lines: list[tuple[float, str]] = []
+        self.ended: float | None = None  # when its output was closed
         self.process = subprocess.Popen(
-            command, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL,
+            [*inside, *command], **options, text=True, errors="replace", stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -53,6 +57,7 @@ class Job:
         with self.process.stdout as stream:
             for line in stream:
                 self.lines.append((time.time(), line.rstrip("\n")))
+        self.ended = time.time()
 
     @property
     def text(self) -> str:
@@ -86,11 +91,12 @@ class Host:
         self.namespace = f"{PREFIX}{os.getpid()}-{self.name}"
         self.hosts_file = hosts_file
 
-    def start(self, command: Sequence[str | Path], env: dict[str, str] | None = None) -> Job:
+    def start(self, command: Sequence, *, env: dict | None = None, cwd: Path | None = None) -> Job:
         """Start a command here, with this host's name and network, and do not wait for it."""
-        inside = ["unshare", "--uts", "sh", "-c", ENTER, self.name, self.hosts_file, *command]
-        words = [str(word) for word in ("ip", "netns", "exec", self.namespace, *inside)]
-        return Job(words, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"} | (env or {}))
+        inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
+        inside += ["sh", "-c", ENTER, self.name, str(self.hosts_file)]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"} | (env or {})
+        return Job([str(word) for word in command], inside, env=env, cwd=cwd)
 
     def pids(self) -> list[int]:
         return [int(pid) for pid in _out("ip", "netns", "pids", self.namespace).split()]
@@ -260,9 +266,13 @@ def _kill(namespace: str) -> None:
 
 
 def _remove(namespace: str) -> None:
-    if namespace in _namespaces():
-        _kill(namespace)
-        _out("ip", "netns", "delete", namespace)
+    try:
+        if namespace in _namespaces():
+            _kill(namespace)
+            _out("ip", "netns", "delete", namespace)
+    except OSError:  # another program may have removed the same left-overs
+        if namespace in _namespaces():
+            raise
 
 
 def _out(*command: str) -> str:
@@ -272,3 +282,28 @@ def _out(*command: str) -> str:
         refused = "not permitted" in why or "Permission denied" in why
         raise PermissionError(why) if refused else OSError(why)
     return done.stdout
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["record", "clean"], help="clean: remove left-overs only")
+    parser.add_argument("parts", nargs="*", help="train, cut_off, link, faults; all if none")
+    parser.add_argument("--to", type=Path, default=ROOT / "runs" / "two_hosts.json")
+    options = parser.parse_args(arguments)
+    if not possible():
+        print("two_hosts: needs root, ip, tc and network namespaces.", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
+    remove_left_overs()
+    if options.what == "record":
+        from two_hosts_record import record
+
+        paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        sys.path.insert(0, str(ROOT / "src"))
+        record(options.to, options.parts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
