@@ -4,7 +4,7 @@ A network namespace each, joined by a link of their own, with an address, a host
 file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
 
 >>> with two_hosts() as (first, second):                                       # doctest: +SKIP
-...     jobs = [host.start([*torchrun(host), "rungs/4_ddp.py"]) for host in (first, second)]
+...     jobs = [host.start([*torchrun(), "rungs/4_ddp.py"]) for host in (first, second)]
 ...     second.kill()
 ...     print(jobs[0].wait(timeout=60), jobs[0].text)
 """
@@ -126,13 +126,14 @@ class Host:
         _out("tc", "-n", self.namespace, "qdisc", *words)
 
 
-def torchrun(host: Host, *options: str, nnodes: str = "2") -> list[str]:
-    """The start of a torchrun command for this host; the rendezvous is on the first."""
-    return [
-        sys.executable, "-m", "torch.distributed.run", f"--nnodes={nnodes}",
-        "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={NAMES[0]}:{PORT}",
-        "--rdzv-id=ladder", *options,
-    ]  # fmt: skip
+def torchrun(*options: str) -> list[str]:
+    """The start of a torchrun command for two hosts; `options` replace or follow these."""
+    usual = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ladder"]
+    usual += [f"--rdzv-endpoint={NAMES[0]}:{PORT}"]
+    given = {option.split("=")[0] for option in options}
+    kept = [] if "--standalone" in given else usual
+    kept = [option for option in kept if option.split("=")[0] not in given]
+    return [sys.executable, "-m", "torch.distributed.run", *kept, *options]
 
 
 @contextlib.contextmanager

@@ -32,7 +32,8 @@ SIZES = [4**k for k in range(5, 12)]  # bytes: 1 kB to 4 MB
 EPOCHS = 4
 NOISE = re.compile(
     r"(\[\w*rank\d+\]:)?(\s|$|Traceback|frame #|Exception raised|<omitting|The above exc|\s*\^)"
-    r"|.*socket.cpp:\d+\] \[c10d\] The hostname of the client|\[Gloo\] Rank|\*{9}"
+    r"|.*socket.cpp:\d+\] \[c10d\] The hostname of the client|\[Gloo\] Rank"
+    r"|[-=*]{9}|Failures:$|Root Cause|\[\d+\]:$"
 )
 
 
@@ -120,7 +121,7 @@ def train(host: Host, folder: Path, *options: str, program: Path = RUNG, **more)
     place.mkdir(exist_ok=True)
     words = ["--data", DATA, "--lr", "0.1", "--save", "lenet.pt"]
     words += ["--checkpoint", "checkpoint.pt"] if program == ELASTIC else []
-    return host.start([*torchrun(host, *options), program, *words, *more.pop("rest", ())],
+    return host.start([*torchrun(*options), program, *words, *more.pop("rest", ())],
                       cwd=place, **more)  # fmt: skip
 
 
@@ -202,12 +203,11 @@ def record_training(folder: Path) -> dict:
             "saved_on": [name for name in NAMES if (folder / name / "lenet.pt").exists()],
         }  # fmt: skip
         two_ranks = folder / "two_ranks"
-        for name, options in {"two_ranks_one_host": ["--nnodes=1", "--nproc-per-node=2"],
-                              "one_process": ["--nnodes=1"]}.items():  # fmt: skip
-            start = time.time()
+        for name, nproc in {"two_ranks_one_host": 2, "one_process": 1}.items():
+            start, options = time.time(), ["--standalone", f"--nproc-per-node={nproc}"]
             batch = ["--batch-size", "128"] if name == "one_process" else []
             words = ["--data", DATA, "--lr", "0.1", "--save", f"{two_ranks}.{name}", *rest, *batch]
-            job = hosts[0].start([*torchrun(hosts[0], *options), RUNG, *words])
+            job = hosts[0].start([*torchrun(*options), RUNG, *words])
             status = job.wait(300)
             command = shown(job.command).replace(f"{two_ranks}.{name}", "lenet.pt")
             result[name] = {
@@ -329,7 +329,7 @@ def link_only(folder: Path) -> dict:
         '        print("exchanging", flush=True)\n'
     )
     with two_hosts() as hosts:
-        jobs = {host.name: host.start([*torchrun(host), program]) for host in hosts}
+        jobs = {host.name: host.start([*torchrun(), program]) for host in hosts}
         for job in jobs.values():
             job.until("exchanging", 120)
         hosts[1].cut()
@@ -344,7 +344,7 @@ def record_link(folder: Path) -> dict:
     for rate in RATES:
         for delay in DELAYS if rate else DELAYS[:1]:  # at full rate, carrying costs more than that
             with two_hosts(rate=rate, delay=delay) as hosts:
-                jobs = [host.start([*torchrun(host), __file__]) for host in hosts]
+                jobs = [host.start([*torchrun(), __file__]) for host in hosts]
                 statuses = [job.wait(300) for job in jobs]
             if any(statuses):
                 raise RuntimeError("".join(job.text for job in jobs))
@@ -385,6 +385,7 @@ def record_faults(folder: Path) -> list[dict]:
     busy = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True)"
     short, join = "--rdzv-conf=read_timeout=10", "--rdzv-conf=join_timeout=15"
     endpoint = "--rdzv-endpoint=10.231.7.1:29500"
+    static = ["--rdzv-backend=static", "--master-addr=host1", "--master-port=29500"]
     debian = {"own_address": "127.0.1.1"}
     return [
         fault(folder, "nobody_answers", "the first host never starts", second=[short], first=None),
@@ -401,6 +402,9 @@ def record_faults(folder: Path) -> list[dict]:
               env=[{"GLOO_SOCKET_IFNAME": DEVICE}] * 2),
         fault(folder, "port_in_use", "another program listens on the rendezvous' port",
               [short], [short], busy=busy + "; time.sleep(999)"),
+        fault(folder, "port_in_use_static", "the same with --master-addr and --master-port",
+              [*static, "--node-rank=0"], [*static, "--node-rank=1"],
+              busy=busy + "; time.sleep(999)"),
         fault(folder, "wrong_interface", "GLOO_SOCKET_IFNAME names no interface of host2",
               env=[{"GLOO_SOCKET_IFNAME": DEVICE}, {"GLOO_SOCKET_IFNAME": "eth1"}]),
         fault(folder, "loopback_interface", "GLOO_SOCKET_IFNAME=lo on both hosts",
@@ -429,7 +433,7 @@ def fault(folder: Path, name: str, what: str, first: list[str] | None = (),
                 rest = ["--epochs", "1"]
                 jobs[NAMES[i]] = train(hosts[i], folder, *options, program=programs[i],
                                        env=env[i], rest=rest)  # fmt: skip
-        ends = {name: ended(job, start, 90) for name, job in jobs.items()}
+        ends = {name: ended(job, start, 240) for name, job in jobs.items()}
     commands = {NAMES[i]: shown(jobs[NAMES[i]].command, env[i]) for i in (0, 1) if NAMES[i] in jobs}
     return {"name": name, "what": what, "commands": commands, "ended": ends}
 
@@ -442,11 +446,11 @@ def lost_for_good(folder: Path, nnodes: str) -> dict:
         options = [*elastic_options(), f"--nnodes={nnodes}", "--rdzv-conf=join_timeout=20"]
         jobs = [train(host, place, *options, program=ELASTIC, env=OWN_STORE,
                       rest=["--epochs", "3"]) for host in hosts]  # fmt: skip
-        jobs[0].until("epoch 1:", 120)
+        jobs[0].until("epoch 1:", 300)
         time.sleep(0.3)
         lost = time.time()
         hosts[1].kill()
-        end = ended(jobs[0], lost, 120)
+        end = ended(jobs[0], lost, 240)
     one = nnodes == "1:2"
     return {
         "name": "lost_goes_on_alone" if one else "lost_for_good",
