@@ -4,7 +4,7 @@ A network namespace each, joined by a link of their own, with an address, a host
 file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
 
 >>> with two_hosts() as (first, second):                                       # doctest: +SKIP
-...     jobs = [host.start([*torchrun(), "rungs/4_ddp.py"]) for host in (first, second)]
+...     jobs = [host.start([*torchrun(host), "rungs/4_ddp.py"]) for host in (first, second)]
 ...     second.kill()
 ...     print(jobs[0].wait(timeout=60), jobs[0].text)
 """
@@ -126,13 +126,15 @@ class Host:
         _out("tc", "-n", self.namespace, "qdisc", *words)
 
 
-def torchrun(*options: str) -> list[str]:
-    """The start of a torchrun command for two hosts; `options` replace or follow these."""
+def torchrun(host: Host, *options: str) -> list[str]:
+    """The start of a torchrun command for this host; `options` replace these or follow them."""
     usual = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ladder"]
     usual += [f"--rdzv-endpoint={NAMES[0]}:{PORT}"]
     given = {option.split("=")[0] for option in options}
     kept = [] if "--standalone" in given else usual
     kept = [option for option in kept if option.split("=")[0] not in given]
+    if "--rdzv-backend=static" in options:  # where hosts do not agree on their ranks
+        kept.append(f"--node-rank={NAMES.index(host.name)}")
     return [sys.executable, "-m", "torch.distributed.run", *kept, *options]
 
 

@@ -121,7 +121,7 @@ def train(host: Host, folder: Path, *options: str, program: Path = RUNG, **more)
     place.mkdir(exist_ok=True)
     words = ["--data", DATA, "--lr", "0.1", "--save", "lenet.pt"]
     words += ["--checkpoint", "checkpoint.pt"] if program == ELASTIC else []
-    return host.start([*torchrun(*options), program, *words, *more.pop("rest", ())],
+    return host.start([*torchrun(host, *options), program, *words, *more.pop("rest", ())],
                       cwd=place, **more)  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def record_training(folder: Path) -> dict:
             start, options = time.time(), ["--standalone", f"--nproc-per-node={nproc}"]
             batch = ["--batch-size", "128"] if name == "one_process" else []
             words = ["--data", DATA, "--lr", "0.1", "--save", f"{two_ranks}.{name}", *rest, *batch]
-            job = hosts[0].start([*torchrun(*options), RUNG, *words])
+            job = hosts[0].start([*torchrun(hosts[0], *options), RUNG, *words])
             status = job.wait(300)
             command = shown(job.command).replace(f"{two_ranks}.{name}", "lenet.pt")
             result[name] = {
@@ -329,7 +329,7 @@ def link_only(folder: Path) -> dict:
         '        print("exchanging", flush=True)\n'
     )
     with two_hosts() as hosts:
-        jobs = {host.name: host.start([*torchrun(), program]) for host in hosts}
+        jobs = {host.name: host.start([*torchrun(host), program]) for host in hosts}
         for job in jobs.values():
             job.until("exchanging", 120)
         hosts[1].cut()
@@ -344,7 +344,7 @@ def record_link(folder: Path) -> dict:
     for rate in RATES:
         for delay in DELAYS if rate else DELAYS[:1]:  # at full rate, carrying costs more than that
             with two_hosts(rate=rate, delay=delay) as hosts:
-                jobs = [host.start([*torchrun(), __file__]) for host in hosts]
+                jobs = [host.start([*torchrun(host), __file__]) for host in hosts]
                 statuses = [job.wait(300) for job in jobs]
             if any(statuses):
                 raise RuntimeError("".join(job.text for job in jobs))
@@ -385,7 +385,7 @@ def record_faults(folder: Path) -> list[dict]:
     busy = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True)"
     short, join = "--rdzv-conf=read_timeout=10", "--rdzv-conf=join_timeout=15"
     endpoint = "--rdzv-endpoint=10.231.7.1:29500"
-    static = ["--rdzv-backend=static", "--master-addr=host1", "--master-port=29500"]
+    static = ["--rdzv-backend=static"]
     debian = {"own_address": "127.0.1.1"}
     return [
         fault(folder, "nobody_answers", "the first host never starts", second=[short], first=None),
@@ -402,8 +402,8 @@ def record_faults(folder: Path) -> list[dict]:
               env=[{"GLOO_SOCKET_IFNAME": DEVICE}] * 2),
         fault(folder, "port_in_use", "another program listens on the rendezvous' port",
               [short], [short], busy=busy + "; time.sleep(999)"),
-        fault(folder, "port_in_use_static", "the same with --master-addr and --master-port",
-              [*static, "--node-rank=0"], [*static, "--node-rank=1"],
+        fault(folder, "port_in_use_static", "the same with the static rendezvous",
+              static, static,
               busy=busy + "; time.sleep(999)"),
         fault(folder, "wrong_interface", "GLOO_SOCKET_IFNAME names no interface of host2",
               env=[{"GLOO_SOCKET_IFNAME": DEVICE}, {"GLOO_SOCKET_IFNAME": "eth1"}]),
