@@ -1,4 +1,8 @@
-"""Rung 4 that survives: torchrun --max-restarts=3 ... rungs/4_ddp_elastic.py (options: --help)."""
+"""Rung 4 that goes on when a host is lost and comes back. On each host (options: --help):
+
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --max-restarts=3 --rdzv-backend=c10d
+    --rdzv-endpoint=HOST1 --rdzv-id=NAME --nproc-per-node=GPUS rungs/4_ddp_elastic.py ...
+"""  # the variable, since torchrun cannot take a host back without: pytorch#135712
 
 import argparse
 import os
