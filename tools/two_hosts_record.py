@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from two_hosts import DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
+from two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNG, ELASTIC = ROOT / "rungs" / "4_ddp.py", ROOT / "rungs" / "4_ddp_elastic.py"
@@ -31,7 +31,7 @@ DELAYS = (0.0, 0.001, 0.005)
 SIZES = [4**k for k in range(5, 12)]  # bytes: 1 kB to 4 MB
 EPOCHS = 4
 NOISE = re.compile(
-    r"(\[\w*rank\d+\]:)?(\s|$|Traceback|frame #|Exception raised|<omitting|The above exc|\s*\^)"
+    r"(\[\w*rank\d+\]: )?(\s|$|Traceback|frame #|Exception raised|<omitting|The above exc|\s*\^)"
     r"|.*socket.cpp:\d+\] \[c10d\] The hostname of the client|\[Gloo\] Rank"
     r"|[-=*]{9}|Failures:$|Root Cause|\[\d+\]:$"
 )
@@ -227,8 +227,8 @@ def record_cut_off(folder: Path) -> dict:
         place.mkdir()
     result = {"whole": whole_run(whole), "back": cut_run(cut, lose=1)}
     result["back"] |= compared(cut, whole)
-    # The host that is lost is the one of rank 0, and comes back with an empty disk.
-    result["rank_0_lost"] = cut_run(new, lose=0) | compared(new, whole)
+    # The host of rank 0 is lost, no word of it reaches the other, and its disk is empty after.
+    result["rank_0_lost"] = cut_run(new, lose=0, silent=True) | compared(new, whole)
     result["without_own_store"] = cut_run(folder / "without", lose=1, env={})
     result["link_only"] = link_only(folder)
     return result
@@ -255,10 +255,12 @@ def start_elastic(host: Host, folder: Path, env: dict, *, meet: str = NAMES[0]) 
     return train(host, folder, *options, program=ELASTIC, env=env, rest=rest)
 
 
-def cut_run(folder: Path, *, lose: int, env: dict = OWN_STORE) -> dict:
+def cut_run(folder: Path, *, lose: int, silent: bool = False, env: dict = OWN_STORE) -> dict:
     """Cut a host off in the third epoch, and bring it back five seconds later.
 
-    The rendezvous is on the host that stays: who loses that one loses all.
+    Its processes are killed and its link goes down; where `silent`, the link first, so that not
+    even the end of its connections reaches the other host. The rendezvous is on the host that
+    stays: who loses that one loses all.
     """
     folder.mkdir(exist_ok=True)
     with two_hosts() as hosts:
@@ -267,8 +269,11 @@ def cut_run(folder: Path, *, lose: int, env: dict = OWN_STORE) -> dict:
         jobs[NAMES[0]].until("epoch 2:", 300)  # rank 0 is on the host whose name sorts first
         time.sleep(0.3)
         cut = time.time()
-        gone.kill()
+        if not silent:
+            gone.kill()
+            time.sleep(0.5)
         gone.cut()
+        gone.kill()
         before = [jobs[gone.name].lines, epochs_of(jobs[NAMES[0]])]
         time.sleep(5)
         if lose == 0:
@@ -284,7 +289,7 @@ def cut_run(folder: Path, *, lose: int, env: dict = OWN_STORE) -> dict:
     return {
         "commands": {stays.name: shown(jobs[stays.name].command, env),
                      gone.name: shown(again.command, env)},
-        "lost": gone.name, "stays": stays.name,
+        "lost": gone.name, "stays": stays.name, "silent": silent, "epochs_before": 2,
         "timeline": timeline(jobs[stays.name], again, gone, stays, cut, back, epochs),
         "epochs": relative(epochs, cut),
         "ended": ends,
@@ -296,10 +301,11 @@ def timeline(stayed: Job, again: Job, gone: Host, stays: Host, cut: float, back:
     """Seconds from the cut, and what happened then."""
     lines = [(w, line) for w, line in stayed.lines if w > cut]
     first = next((row for row in epochs if row["seconds"] > cut), None)
-    events = [(cut, f"{gone.name} is cut off: its processes killed, its link down")]
+    events = [(cut, f"{gone.name} is cut off")]
     for what, pattern in {
         f"a rank on {stays.name} fails": r"RuntimeError",
-        f"torchrun on {stays.name} sees it": r"failed \(exitcode|closing signal",
+        f"torchrun on {stays.name} sees that it failed": r"failed \(exitcode",
+        f"torchrun on {stays.name} stops its rank, to meet again": r"closing signal",
         f"the ranks meet again, on {stays.name}": r"training on",
     }.items():
         events += [(when, what) for when, line in lines if re.search(pattern, line)][:1]
@@ -380,50 +386,78 @@ def predicted(found: dict, rate: str | None, delay: float) -> dict:
 
 def record_faults(folder: Path) -> list[dict]:
     """Each fault's messages, and after how many seconds they came."""
+    found = []
+    for name, run in faults(folder).items():
+        found.append({"name": name, **run()})
+        print(f"fault {name}: seen", flush=True)
+    return found
+
+
+def faults(folder: Path) -> dict[str, Callable[[], dict]]:
+    """What goes wrong between hosts, by name; a value makes it so and tells what was said."""
     other = folder / "other_model.py"
     other.write_text(RUNG.read_text().replace("(400, 120)", "(400, 128)").replace("(120,", "(128,"))
-    busy = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True)"
+    busy = (
+        "import socket, time; s = socket.create_server(('', 29500)); "
+        "print('up', flush=True); time.sleep(999)"
+    )
     short, join = "--rdzv-conf=read_timeout=10", "--rdzv-conf=join_timeout=15"
-    endpoint = "--rdzv-endpoint=10.231.7.1:29500"
     static = ["--rdzv-backend=static"]
+    # As Debian writes it. An end point that is an address is then no host's own.
     debian = {"own_address": "127.0.1.1"}
-    return [
-        fault(folder, "nobody_answers", "the first host never starts", second=[short], first=None),
-        fault(folder, "name_is_loopback", "each host's name stands for 127.0.1.1, as Debian "
-              "writes it, and the end point is an address: no host opens it",
-              [short, endpoint], [short, endpoint], debian),
-        fault(folder, "name_is_loopback_is_host", "the same with is_host: the rendezvous is found, "
-              "but the ranks look for each other at 127.0.1.1",
-              [short + ",is_host=1", endpoint], [short + ",is_host=0", endpoint], debian),
-        fault(folder, "name_is_loopback_mended", "the same with is_host, --local-addr and the "
-              "interface",
-              [short + ",is_host=1", endpoint, "--local-addr=10.231.7.1"],
-              [short + ",is_host=0", endpoint, "--local-addr=10.231.7.2"], debian,
-              env=[{"GLOO_SOCKET_IFNAME": DEVICE}] * 2),
-        fault(folder, "port_in_use", "another program listens on the rendezvous' port",
-              [short], [short], busy=busy + "; time.sleep(999)"),
-        fault(folder, "port_in_use_static", "the same with the static rendezvous",
-              static, static,
-              busy=busy + "; time.sleep(999)"),
-        fault(folder, "wrong_interface", "GLOO_SOCKET_IFNAME names no interface of host2",
-              env=[{"GLOO_SOCKET_IFNAME": DEVICE}, {"GLOO_SOCKET_IFNAME": "eth1"}]),
-        fault(folder, "loopback_interface", "GLOO_SOCKET_IFNAME=lo on both hosts",
-              env=[{"GLOO_SOCKET_IFNAME": "lo"}] * 2),
-        fault(folder, "other_nnodes", "--nnodes=2 on host1, 3 on host2",
-              [join, "--nnodes=2"], [join, "--nnodes=3"]),
-        fault(folder, "other_nproc", "--nproc-per-node=2 on host1, 1 on host2: allowed",
-              ["--nproc-per-node=2"], []),
-        fault(folder, "other_model", "host2 has another version of the program",
-              programs=(RUNG, other)),
-        lost_for_good(folder, "2"),
-        lost_for_good(folder, "1:2"),
-    ]  # fmt: skip
+    at = "--rdzv-endpoint=10.231.7.1:29500"
+    yes, no = [f"{short},is_host=1", at], [f"{short},is_host=0", at]
+    own = [f"--local-addr={address}" for address in ADDRESSES]
+    trial = partial(fault, folder)
+    named = {"GLOO_SOCKET_IFNAME": DEVICE}
+    return {
+        "nobody_answers": partial(
+            trial, "the first host never starts", first=None, second=[short]
+        ),
+        "name_is_loopback": partial(
+            trial, "each host's own name stands for 127.0.1.1, and the end point is an address: "
+            "no host takes it for its own", [short, at], [short, at], debian
+        ),
+        "name_is_loopback_is_host": partial(
+            trial, "the same with is_host=1 and 0: the hosts meet, their ranks do not",
+            yes, no, debian
+        ),
+        "name_is_loopback_mended": partial(
+            trial, "the same with is_host, --local-addr and GLOO_SOCKET_IFNAME: it trains",
+            [*yes, own[0]], [*no, own[1]], debian, env=[named, named]
+        ),
+        "port_in_use": partial(
+            trial, "another program listens on the rendezvous' port of host1",
+            [short], [short], busy=busy
+        ),
+        "port_in_use_static": partial(
+            trial, "the same with the static rendezvous", static, static, busy=busy
+        ),
+        "wrong_interface": partial(
+            trial, "GLOO_SOCKET_IFNAME names an interface that host2 does not have",
+            env=[named, {"GLOO_SOCKET_IFNAME": "eth1"}]
+        ),
+        "loopback_interface": partial(
+            trial, "GLOO_SOCKET_IFNAME=lo on both hosts", env=[{"GLOO_SOCKET_IFNAME": "lo"}] * 2
+        ),
+        "other_nnodes": partial(
+            trial, "--nnodes=2 on host1 and 3 on host2", [join], [join, "--nnodes=3"]
+        ),
+        "other_nproc": partial(
+            trial, "--nproc-per-node=2 on host1 and 1 on host2: it trains",
+            ["--nproc-per-node=2"], []
+        ),
+        "other_model": partial(
+            trial, "host2 has another version of the program", programs=(RUNG, other)
+        ),
+        "lost_for_good": partial(lost_for_good, folder, "2"),
+        "lost_goes_on_alone": partial(lost_for_good, folder, "1:2"),
+    }  # fmt: skip
 
 
-def fault(folder: Path, name: str, what: str, first: list[str] | None = (),
+def fault(folder: Path, what: str, first: list[str] | None = (),
           second: list[str] = (), made: dict | None = None, *, env: list[dict] = ({}, {}),
           busy: str = "", programs: tuple = (RUNG, RUNG)) -> dict:  # fmt: skip
-    print(f"fault: {name}", flush=True)
     with two_hosts(**(made or {})) as hosts:
         if busy:
             hosts[0].start([sys.executable, "-c", busy]).until("up", 60)
@@ -435,11 +469,10 @@ def fault(folder: Path, name: str, what: str, first: list[str] | None = (),
                                        env=env[i], rest=rest)  # fmt: skip
         ends = {name: ended(job, start, 240) for name, job in jobs.items()}
     commands = {NAMES[i]: shown(jobs[NAMES[i]].command, env[i]) for i in (0, 1) if NAMES[i] in jobs}
-    return {"name": name, "what": what, "commands": commands, "ended": ends}
+    return {"what": what, "commands": commands, "ended": ends}
 
 
 def lost_for_good(folder: Path, nnodes: str) -> dict:
-    print(f"fault: lost for good, --nnodes={nnodes}", flush=True)
     place = folder / f"lost_{nnodes.replace(':', '_')}"
     place.mkdir()
     with two_hosts() as hosts:
@@ -451,9 +484,7 @@ def lost_for_good(folder: Path, nnodes: str) -> dict:
         lost = time.time()
         hosts[1].kill()
         end = ended(jobs[0], lost, 240)
-    one = nnodes == "1:2"
     return {
-        "name": "lost_goes_on_alone" if one else "lost_for_good",
         "what": f"host2 is lost and never comes back, --nnodes={nnodes}",
         "commands": {NAMES[0]: shown(jobs[0].command, OWN_STORE)},
         "ended": {NAMES[0]: end},
