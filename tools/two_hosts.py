@@ -184,14 +184,18 @@ def two_hosts(
 
 def possible() -> bool:
     """Whether this process may make network namespaces."""
-    if os.name != "posix" or os.geteuid() or not (shutil.which("ip") and shutil.which("unshare")):
+    needed = all(map(shutil.which, ("ip", "tc", "unshare"))) and Path("/dev/net/tun").exists()
+    if not needed or os.geteuid() != 0:
         return False
     name = f"{PREFIX}{os.getpid()}-trial"
     try:
         _out("ip", "netns", "add", name)
-    except PermissionError:
+        _out("ip", "-n", name, "link", "add", "trial", "type", "veth")
+    except OSError:
         return False
-    _remove(name)
+    finally:
+        with contextlib.suppress(OSError):
+            _remove(name)
     return True
 
 
@@ -294,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "runs" / "two_hosts.json")
     options = parser.parse_args(arguments)
     if not possible():
-        print("two_hosts: needs root, ip, tc and network namespaces.", file=sys.stderr)
+        print("two_hosts: needs root, ip, tc, TUN devices and network namespaces.", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
     remove_left_overs()

@@ -188,3 +188,22 @@ def test_the_record_has_all_parts_and_no_path_of_a_machine():
     assert recorded["train"]["same_state_dict_as_two_ranks_on_one_host"]
     assert recorded["cut_off"]["back"]["same_state_dict"]
     assert recorded["cut_off"]["rank_0_lost"]["same_state_dict"]
+
+
+@HERE
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("lose", "silent"), [(1, False), (0, True)], ids=["host2", "host1 with rank 0, silently"]
+)
+def test_a_run_that_loses_a_host_for_a_while_ends_exactly_as_the_whole_one(lose, silent, tmp_path):
+    whole = two_hosts_record.whole_run(tmp_path)
+    assert whole["statuses"] == [0, 0]
+    cut = two_hosts_record.cut_run(tmp_path / "cut", lose=lose, silent=silent)
+    assert [end["status"] for end in cut["ended"].values()] == [0, 0], cut
+    numbers = [
+        [(row["epoch"], row["loss"], row["accuracy"]) for row in run["epochs"]]
+        for run in (whole, cut)
+    ]
+    assert numbers[0] == numbers[1]
+    assert two_hosts_record.compared(tmp_path / "cut", tmp_path) == {"same_state_dict": True}
+    assert left_behind(os.getpid()) == []
