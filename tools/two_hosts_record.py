@@ -366,21 +366,23 @@ def record_link(folder: Path) -> dict:
 
 
 def predicted(found: dict, rate: str | None, delay: float) -> dict:
-    """Put what the formulas say from the nominal rate and delay beside what was measured."""
-    units = {"gbit": 1e9, "mbit": 1e6}
-    bandwidth = rate and int(rate[:-4]) * units[rate[-4:]] / 8
+    """Put what the formulas say from the nominal rate and delay beside what was measured.
 
-    def all_reduce(nbytes: int) -> float | None:
-        return bandwidth and all_reduce_seconds(nbytes, 2, delay, bandwidth)
-
-    for row in found["all_reduce"]:
-        row["predicted"] = all_reduce(row["bytes"])
-    for row in found["steps"]:
-        row["gradient_bytes"] = 4 * row["parameters"]
-        exchange = all_reduce(row["gradient_bytes"])
-        computing = median(row["alone"])
-        row["predicted"] = bandwidth and step_seconds(computing, exchange)
-        row["predicted_all_hidden"] = bandwidth and max(computing, exchange)
+    ``predicted`` counts one delay for a message, as a ring does. ``predicted_round_trip`` counts
+    two: gloo sends a message when the receiver has told it that it is ready
+    (github.com/pytorch/gloo, gloo/transport/tcp/pair.cc), and in an all-reduce both sides become
+    ready at the same time.
+    """
+    bandwidth = rate and int(rate[:-4]) * {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] / 8
+    for name, latency in {"predicted": delay, "predicted_round_trip": 2 * delay}.items():
+        for row in found["all_reduce"]:
+            row[name] = bandwidth and all_reduce_seconds(row["bytes"], 2, latency, bandwidth)
+        for row in found["steps"]:
+            row["gradient_bytes"] = 4 * row["parameters"]
+            exchange = bandwidth and all_reduce_seconds(
+                row["gradient_bytes"], 2, latency, bandwidth
+            )
+            row[name] = bandwidth and step_seconds(median(row["alone"]), exchange)
     return {"rate": rate, "bytes_per_second": bandwidth, "delay": delay, **found}
 
 
