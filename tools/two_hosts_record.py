@@ -30,6 +30,7 @@ RATES = (None, "1gbit", "100mbit")
 DELAYS = (0.0, 0.001, 0.005)
 SIZES = [4**k for k in range(5, 12)]  # bytes: 1 kB to 4 MB
 EPOCHS = 4
+GIVE_UP = 240  # seconds after which a fault that is still silent is recorded so
 NOISE = re.compile(
     r"(\[\w*rank\d+\]: )?(\s|$|Traceback|frame #|Exception raised|<omitting|The above exc|\s*\^)"
     r"|.*socket.cpp:\d+\] \[c10d\] The hostname of the client|\[Gloo\] Rank"
@@ -234,10 +235,6 @@ def record_cut_off(folder: Path) -> dict:
     return result
 
 
-def elastic_options() -> list[str]:
-    return ["--max-restarts=3"]
-
-
 def whole_run(folder: Path) -> dict:
     with two_hosts() as hosts:
         start = time.time()
@@ -250,7 +247,7 @@ def whole_run(folder: Path) -> dict:
 
 
 def start_elastic(host: Host, folder: Path, env: dict, *, meet: str = NAMES[0]) -> Job:
-    options = [*elastic_options(), f"--rdzv-endpoint={meet}:{PORT}"]
+    options = ["--max-restarts=3", f"--rdzv-endpoint={meet}:{PORT}"]
     rest = ["--epochs", str(EPOCHS)]
     return train(host, folder, *options, program=ELASTIC, env=env, rest=rest)
 
@@ -469,7 +466,7 @@ def fault(folder: Path, what: str, first: list[str] | None = (),
                 rest = ["--epochs", "1"]
                 jobs[NAMES[i]] = train(hosts[i], folder, *options, program=programs[i],
                                        env=env[i], rest=rest)  # fmt: skip
-        ends = {name: ended(job, start, 240) for name, job in jobs.items()}
+        ends = {name: ended(job, start, GIVE_UP) for name, job in jobs.items()}
     commands = {NAMES[i]: shown(jobs[NAMES[i]].command, env[i]) for i in (0, 1) if NAMES[i] in jobs}
     return {"what": what, "commands": commands, "ended": ends}
 
@@ -478,14 +475,14 @@ def lost_for_good(folder: Path, nnodes: str) -> dict:
     place = folder / f"lost_{nnodes.replace(':', '_')}"
     place.mkdir()
     with two_hosts() as hosts:
-        options = [*elastic_options(), f"--nnodes={nnodes}", "--rdzv-conf=join_timeout=20"]
+        options = ["--max-restarts=3", f"--nnodes={nnodes}", "--rdzv-conf=join_timeout=20"]
         jobs = [train(host, place, *options, program=ELASTIC, env=OWN_STORE,
                       rest=["--epochs", "3"]) for host in hosts]  # fmt: skip
         jobs[0].until("epoch 1:", 300)
         time.sleep(0.3)
         lost = time.time()
         hosts[1].kill()
-        end = ended(jobs[0], lost, 240)
+        end = ended(jobs[0], lost, GIVE_UP)
     return {
         "what": f"host2 is lost and never comes back, --nnodes={nnodes}",
         "commands": {NAMES[0]: shown(jobs[0].command, OWN_STORE)},

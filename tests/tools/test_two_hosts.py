@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -177,6 +178,22 @@ def test_the_formula_stands_beside_the_measured_times():
     assert there["steps"][0]["predicted"] == pytest.approx(0.02 + 0.09)
 
 
+def test_traces_and_warnings_without_meaning_are_left_out_of_what_a_host_said():
+    lines = [
+        "[W1122 01:55:07.3 socket.cpp:207] [c10d] The hostname of the client socket cannot be ...",
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "4_ddp.py", line 111, in <module>',
+        "[rank0]:     loss.backward()",
+        "[rank0]: RuntimeError: Connection reset by peer",
+        "frame #3: <unknown function> + 0x15f6988",
+        "=" * 60,
+        "epoch 3: loss 0.4",
+    ]
+    job = mock.Mock(lines=[(10.0 + i, line) for i, line in enumerate(lines)])
+    said = two_hosts_record.words_of(job, start=10.0)
+    assert said == [[4.0, "[rank0]: RuntimeError: Connection reset by peer"], [7.0, lines[-1]]]
+
+
 def test_the_record_has_all_parts_and_no_path_of_a_machine():
     text = RECORD.read_text(encoding="utf-8")
     recorded = json.loads(text)
@@ -207,3 +224,34 @@ def test_a_run_that_loses_a_host_for_a_while_ends_exactly_as_the_whole_one(lose,
     assert numbers[0] == numbers[1]
     assert two_hosts_record.compared(tmp_path / "cut", tmp_path) == {"same_state_dict": True}
     assert left_behind(os.getpid()) == []
+
+
+# Which host says what; a host that is not here says nothing of it.
+FAULTS = {
+    "nobody_answers": {"host2": r"timed out after 10000ms .*to connect to \(host1, 29500\)"},
+    "name_is_loopback": dict.fromkeys(
+        two_hosts.NAMES, r"timed out after 10000ms .*to connect to \(10.231.7.1, 29500\)"
+    ),
+    "other_model": {"host2": r"\[1\]: params\[4\] in this process with sizes \[128, 400\]"},
+    "lost_for_good": {"host1": "RendezvousTimeoutError"},
+}
+
+
+@HERE
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_between_hosts_is_told(name, tmp_path):
+    found = two_hosts_record.faults(tmp_path)[name]()
+    for host, words in FAULTS[name].items():
+        said = "\n".join(line for _, line in found["ended"][host]["printed"])
+        assert re.search(words, said), found
+        assert found["ended"][host]["status"] not in (0, None)
+    assert left_behind(os.getpid()) == []
+
+
+@HERE
+@pytest.mark.long
+def test_one_host_goes_on_alone_where_that_is_allowed(tmp_path):
+    found = two_hosts_record.faults(tmp_path)["lost_goes_on_alone"]()
+    assert found["ended"]["host1"]["status"] == 0
+    assert [row["epoch"] for row in found["epochs"]] == [1, 2, 3]
