@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torchladder import data, models
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
+ELASTIC = ROOT / "rungs" / "4_ddp_elastic.py"  # across two hosts: tools/test_two_hosts.py
+PROGRAMS = sorted(set((ROOT / "rungs").glob("[0-9]_*.py")) - {ELASTIC})
 NAMES = [program.name for program in PROGRAMS]
 # What a rung adds to the one below, in lines: the ladder's promise.
 ADDED = {
@@ -29,8 +30,9 @@ ADDED = {
     ("2_gpu.py", "3_dp.py"): 3,
     ("3_dp.py", "4_ddp.py"): 22,
     ("4_ddp.py", "5_fsdp.py"): 20,
+    ("4_ddp.py", "4_ddp_elastic.py"): 28,
 }
-BY_TORCHRUN = ("4_ddp.py", "5_fsdp.py")
+BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py")
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -202,6 +204,31 @@ def test_one_host_without_enough_gpus_and_all_train_on_the_cpu(tmp_path):
     assert done.stdout.startswith("training on cpu\nepoch 1: ")
 
 
+def test_the_elastic_program_goes_on_from_its_checkpoint_as_if_never_stopped(tmp_path):
+    few, replace = few_images(tmp_path, 400), os.replace
+
+    def replace_and_stop(*paths):
+        replace(*paths)
+        raise SystemExit("stopped")
+
+    def run_to(name, checkpoint):
+        options = ["--epochs", 3, "--save", tmp_path / name, "--checkpoint", tmp_path / checkpoint]
+        return run_here(ELASTIC.name, "--data", few, *options)
+
+    assert run_to("whole", "1.pt").returncode == 0
+    with mock.patch("os.replace", replace_and_stop):
+        stopped = run_to("never", "new/2.pt")
+    assert stopped.stderr == "stopped\n"
+    assert "epoch 1: " in stopped.stdout
+    resumed = run_to("resumed", "new/2.pt")
+    assert resumed.stdout.startswith("training on cpu\nepoch 2: ")
+    whole, parts = torch.load(tmp_path / "whole"), torch.load(tmp_path / "resumed")
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    assert {p.name for p in tmp_path.rglob("*")} == (
+        {"few.npz", "whole", "resumed", "1.pt", "new", "2.pt"}
+    )
+
+
 def few_images(folder, count):
     with np.load(data.BUNDLED) as arrays:
         np.savez(folder / "few.npz", **{key: arrays[key][:count] for key in arrays.files})
@@ -226,7 +253,7 @@ def test_a_program_for_gpus_trains_on_them(name, options, tmp_path):
 @pytest.mark.multigpu
 def test_the_upper_rungs_on_two_gpus_train_as_rung_2_does_on_one(tmp_path):
     accuracies, keys = [], []
-    for name in ("2_gpu.py", "3_dp.py", *BY_TORCHRUN):
+    for name in ("2_gpu.py", "3_dp.py", "4_ddp.py", "5_fsdp.py"):
         path, batch = tmp_path / f"{name}.pt", 32 if name in BY_TORCHRUN else 64
         options = ["--data", data.BUNDLED, "--epochs", 2, "--batch-size", batch, "--save", path]
         done = run(name, *options, env={"CUDA_VISIBLE_DEVICES": "0,1"})
@@ -237,10 +264,10 @@ def test_the_upper_rungs_on_two_gpus_train_as_rung_2_does_on_one(tmp_path):
     assert accuracies == pytest.approx([accuracies[0]] * 4, abs=3)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
+@pytest.mark.parametrize("program", [*PROGRAMS, ELASTIC], ids=lambda path: path.name)
 def test_a_program_is_short_and_stands_alone(program):
     source = program.read_text()
-    assert len(source.splitlines()) <= 120
+    assert len(source.splitlines()) <= (136 if program == ELASTIC else 120)
     imported = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(source))

@@ -1,0 +1,136 @@
+"""Rung 4 that goes on when a host is lost and comes back. On each host (options: --help):
+
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --max-restarts=3 --rdzv-backend=c10d
+    --rdzv-endpoint=HOST1 --rdzv-id=NAME --nproc-per-node=GPUS rungs/4_ddp_elastic.py ...
+"""  # the variable, since torchrun cannot take a host back without: pytorch#135712
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+
+
+class LeNet(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+            nn.Linear(84, 10),
+        )  # fmt: skip
+
+    def forward(self, pixels):  # bytes until here: a quarter of the memory of floats
+        return super().forward((pixels.float() / 255 - 0.2860) / 0.3530)
+
+
+def read(path, split):
+    if path.is_dir():
+        from torchvision.datasets import FashionMNIST  # slow to import
+
+        data = FashionMNIST(path, train=split == "train")
+        return TensorDataset(data.data.unsqueeze(1), data.targets)
+    with np.load(path) as arrays:
+        images = torch.from_numpy(arrays[f"{split}_images"])
+        labels = torch.from_numpy(arrays[f"{split}_labels"])
+    return TensorDataset(images.unsqueeze(1), labels.long())
+
+
+@torch.inference_mode()
+def evaluate(model, batches):
+    model.eval()
+    right = 0
+    for images, labels in batches:
+        images, labels = images.to(device), labels.to(device)
+        right += (model(images).argmax(1) == labels).sum()
+    dist.all_reduce(right)
+    return right.item() / len(test)
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=64, help="images a step in a process")
+parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--save", type=Path, help="the file for the trained state dict")
+parser.add_argument("--checkpoint", type=Path, required=True, help="each host keeps its own")
+args = parser.parse_args()
+if min(args.epochs, args.batch_size) < 1:
+    raise SystemExit("--epochs and --batch-size start at 1.")
+if args.save and os.environ["RANK"] == "0" and not args.save.parent.is_dir():
+    raise SystemExit(f"--save {args.save}: the folder {args.save.parent} does not exist.")
+try:
+    train, test = read(args.data, "train"), read(args.data, "test")
+except Exception as error:
+    why = " ".join(str(error).split())[:200]
+    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
+
+store, rank, ranks = next(dist.rendezvous("env://"))  # all ranks read and write this store
+store.set(f"GPU {rank}", str(torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])))
+own_gpu = all(store.get(f"GPU {r}") == b"True" for r in range(ranks))  # on each host, or none
+device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if own_gpu else "cpu")
+dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None)
+print(f"training on {device}")
+torch.manual_seed(rank)  # other dropout on each; DDP sends the weights of rank 0 to all
+sampler = DistributedSampler(train)  # each process its share of the images
+train_batches = DataLoader(train, args.batch_size, sampler=sampler)
+test_batches = DataLoader(Subset(test, range(rank, len(test), ranks)), args.batch_size)
+model = LeNet().to(device)
+parallel = nn.parallel.DistributedDataParallel(model)  # averages gradients over all
+optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+steps = args.epochs * len(train_batches)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
+
+args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+saved = {"epoch": 0}
+if args.checkpoint.exists():
+    saved = torch.load(args.checkpoint, map_location="cpu")
+epochs = torch.zeros(ranks, dtype=torch.long, device=device)
+epochs[rank] = saved["epoch"]
+dist.all_reduce(epochs)  # a host that was away has an older file, a new one has none
+newest = [saved]
+dist.broadcast_object_list(newest, epochs.argmax().item(), device=device)  # it to all
+saved = newest[0]
+if saved["epoch"] > 0:
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])  # and the learning rate
+    schedule.last_epoch = saved["epoch"] * len(train_batches)
+
+for epoch in range(saved["epoch"] + 1, args.epochs + 1):
+    start = time.perf_counter()
+    total = 0  # becomes a tensor: one .item() an epoch, not one a step
+    model.train()
+    sampler.set_epoch(epoch)  # another order in each epoch
+    torch.manual_seed(ranks * epoch + rank)  # the same dropout after a restart
+    for images, labels in train_batches:
+        images, labels = images.to(device), labels.to(device)
+        loss = F.cross_entropy(parallel(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        total += loss.detach() * len(images)  # by image: the last batch may be smaller
+    dist.all_reduce(total)
+    loss = total.item() / sampler.total_size
+    rate = len(train) / (time.perf_counter() - start)
+    accuracy = evaluate(model, test_batches)
+    if rank == 0:
+        print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
+    if os.environ["LOCAL_RANK"] == "0":  # on each host, since any of them may be lost
+        temporary = args.checkpoint.with_name(f"{args.checkpoint.name}.{rank}.tmp")
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({"epoch": epoch, **states}, temporary)
+        os.replace(temporary, args.checkpoint)
+
+if args.save and rank == 0:  # beside it, then renamed: killed half-way, it spoils nothing
+    temporary = args.save.with_name(args.save.name + ".tmp")
+    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    torch.save(weights, temporary)
+    os.replace(temporary, args.save)
+dist.destroy_process_group()

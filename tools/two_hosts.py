@@ -1,0 +1,316 @@
+"""Two hosts on one Linux machine, to try what training does across hosts and when one is lost.
+
+A network namespace each, joined by a link of their own, with an address, a host name and a hosts
+file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
+
+>>> with two_hosts() as (first, second):                                       # doctest: +SKIP
+...     jobs = [host.start([*torchrun(host), "rungs/4_ddp.py"]) for host in (first, second)]
+...     second.kill()
+...     print(jobs[0].wait(timeout=60), jobs[0].text)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("host1", "host2")
+ADDRESSES = ("10.231.7.1", "10.231.7.2")
+PREFIX = "torchladder-"  # of the namespaces; then the id of the process that made them
+DEVICE = "eth0"  # what the network interface is called on both hosts
+PORT = 29500
+# In the mount and host name spaces of one command only.
+ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+
+
+class Job:
+    """A command that runs on a host; every line that it prints is kept with its time."""
+
+    def __init__(self, command: Sequence[str], inside: Sequence[str], **options):
+        self.command = command
+        self.lines: list[tuple[float, str]] = []
+        self.ended: float | None = None  # when its output was closed
+        self.process = subprocess.Popen(
+            [*inside, *command], **options, text=True, errors="replace", stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self.process.stdout as stream:
+            for line in stream:
+                self.lines.append((time.time(), line.rstrip("\n")))
+        self.ended = time.time()
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for _, line in self.lines)
+
+    def wait(self, timeout: float) -> int:
+        """The exit status; negative if a signal ended the command."""
+        status = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return status
+
+    def until(self, pattern: str, timeout: float) -> float:
+        """When a line with `pattern` was printed (`time.time()`), waiting for it if need be."""
+        end = time.time() + timeout
+        while time.time() < end:
+            over = self.process.poll() is not None and not self._reader.is_alive()
+            for when, line in list(self.lines):
+                if re.search(pattern, line):
+                    return when
+            if over:
+                break
+            time.sleep(0.02)
+        raise TimeoutError(f"no line with {pattern!r} in {timeout} s; there are:\n{self.text}")
+
+
+class Host:
+    """One of the two; `two_hosts` makes them."""
+
+    def __init__(self, number: int, hosts_file: Path):
+        self.name, self.address = NAMES[number], ADDRESSES[number]
+        self.namespace = f"{PREFIX}{os.getpid()}-{self.name}"
+        self.hosts_file = hosts_file
+
+    def start(self, command: Sequence, *, env: dict | None = None, cwd: Path | None = None) -> Job:
+        """Start a command here, with this host's name and network, and do not wait for it."""
+        inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
+        inside += ["sh", "-c", ENTER, self.name, str(self.hosts_file)]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"} | (env or {})
+        return Job([str(word) for word in command], inside, env=env, cwd=cwd)
+
+    def pids(self) -> list[int]:
+        return [int(pid) for pid in _out("ip", "netns", "pids", self.namespace).split()]
+
+    def kill(self) -> None:
+        """End every process on this host at once, as a power cut would."""
+        _kill(self.namespace)
+
+    def cut(self) -> None:
+        """Take the link down; processes go on and hear nothing."""
+        self._ip("link", "set", DEVICE, "down")
+
+    def join(self) -> None:
+        """Bring the link up again."""
+        self._ip("link", "set", DEVICE, "up")
+
+    def slow(self, rate: str) -> None:
+        """Let this host send no faster than `rate`, such as ``100mbit``."""
+        # A small bucket: what fits into it is sent at full speed.
+        limit = ["rate", rate, "burst", "20kb", "limit", "8mb"]
+        self._tc("replace", "dev", DEVICE, "root", "tbf", *limit)
+
+    def _ip(self, *words: str) -> None:
+        _out("ip", "-n", self.namespace, *words)
+
+    def _tc(self, *words: str) -> None:
+        _out("tc", "-n", self.namespace, "qdisc", *words)
+
+
+def torchrun(host: Host, *options: str) -> list[str]:
+    """The start of a torchrun command for this host; `options` replace these or follow them."""
+    usual = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ladder"]
+    usual += [f"--rdzv-endpoint={NAMES[0]}:{PORT}"]
+    given = {option.split("=")[0] for option in options}
+    kept = [] if "--standalone" in given else usual
+    kept = [option for option in kept if option.split("=")[0] not in given]
+    if "--rdzv-backend=static" in options:  # where hosts do not agree on their ranks
+        kept.append(f"--node-rank={NAMES.index(host.name)}")
+    return [sys.executable, "-m", "torch.distributed.run", *kept, *options]
+
+
+@contextlib.contextmanager
+def two_hosts(
+    *, rate: str | None = None, delay: float = 0.0, own_address: str | None = None
+) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts, and remove them and all that runs on them in the end.
+
+    Parameters
+    ----------
+    rate : str, optional
+        What the link carries in each direction, as ``tc`` writes it: ``1gbit``, ``100mbit``.
+    delay : float
+        Seconds that each packet takes from one host to the other.
+    own_address : str, optional
+        What each host's own name stands for in its hosts file, in place of its address on the
+        link. Debian writes ``127.0.1.1``.
+
+    Raises
+    ------
+    PermissionError
+        Not root, or a machine that does not allow network namespaces.
+    """
+    remove_left_overs()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, contextlib.ExitStack() as stack:
+        hosts = tuple(Host(i, Path(folder, NAMES[i])) for i in range(2))
+        for host in hosts:
+            own = {host.name: own_address or host.address}
+            known = dict(zip(NAMES, ADDRESSES, strict=True)) | own | {"localhost": "127.0.0.1"}
+            host.hosts_file.write_text("".join(f"{at} {name}\n" for name, at in known.items()))
+            stack.callback(_remove, host.namespace)
+            _out("ip", "netns", "add", host.namespace)
+            host._ip("link", "set", "lo", "up")
+        if delay:
+            stack.enter_context(_delayed_link(hosts, delay))
+        else:
+            ends = [["name", DEVICE, "netns", host.namespace] for host in hosts]
+            _out("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        for host, other in zip(hosts, reversed(hosts), strict=True):
+            host._ip("address", "add", host.address, "peer", other.address, "dev", DEVICE)
+            host.join()
+            if rate:
+                host.slow(rate)
+        yield hosts
+
+
+def possible() -> bool:
+    """Whether this process may make network namespaces."""
+    needed = all(map(shutil.which, ("ip", "tc", "unshare"))) and Path("/dev/net/tun").exists()
+    if not needed or os.geteuid() != 0:
+        return False
+    name = f"{PREFIX}{os.getpid()}-trial"
+    try:
+        _out("ip", "netns", "add", name)
+        _out("ip", "-n", name, "link", "add", "trial", "type", "veth")
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            _remove(name)
+    return True
+
+
+def remove_left_overs() -> None:
+    """Remove the hosts whose maker is no longer alive, and what runs on them."""
+    for name in _namespaces():
+        maker = re.match(rf"{PREFIX}(\d+)-", name)
+        if maker and not Path("/proc", maker[1]).exists():
+            _remove(name)
+
+
+# --- the link and the namespaces ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _delayed_link(hosts: Sequence[Host], delay: float) -> Iterator[None]:
+    """A link whose packets pass through this process, which holds each for `delay`.
+
+    ``tc ... netem delay`` does this in the kernel, where the kernel was built with it. Two TUN
+    devices (kernel.org/doc/html/latest/networking/tuntap.html) are on every Linux.
+    """
+    stop, stopping = os.pipe()
+    ends = []
+    for host in hosts:
+        end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        name = f"tl{os.getpid()}{host.name[-1]}"[:15]
+        # TUNSETIFF with IFF_TUN | IFF_NO_PI: packets as they are
+        fcntl.ioctl(end, 0x400454CA, struct.pack("16sH14x", name.encode(), 0x1001))
+        _out("ip", "link", "set", name, "netns", host.namespace, "name", DEVICE, "mtu", "9000")
+        ends.append(end)
+    carrier = threading.Thread(target=_carry, args=(*ends, delay, stop), daemon=True)
+    carrier.start()
+    try:
+        yield
+    finally:
+        os.close(stopping)
+        carrier.join()
+        for end in (stop, *ends):
+            os.close(end)
+
+
+def _carry(first: int, second: int, delay: float, stop: int) -> None:
+    other = {first: second, second: first}
+    waiting: deque[tuple[float, int, bytes]] = deque()  # when due, where to, the packet
+    while True:
+        pause = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
+        readable, _, _ = select.select([first, second, stop], [], [], pause)
+        if stop in readable:
+            return
+        for end in readable:
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(16):
+                    packet = os.read(end, 65536)
+                    waiting.append((time.perf_counter() + delay, other[end], packet))
+        while waiting and waiting[0][0] <= time.perf_counter():
+            _, end, packet = waiting.popleft()
+            with contextlib.suppress(OSError):  # the link is down: the packet is lost
+                os.write(end, packet)
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _out("ip", "netns", "list").splitlines() if line.strip()]
+
+
+def _kill(namespace: str) -> None:
+    for _ in range(500):  # what is started meanwhile is ended, too
+        pids = _out("ip", "netns", "pids", namespace).split()
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.02)
+    raise TimeoutError(f"processes {', '.join(pids)} in {namespace} do not end")
+
+
+def _remove(namespace: str) -> None:
+    try:
+        if namespace in _namespaces():
+            _kill(namespace)
+            _out("ip", "netns", "delete", namespace)
+    except OSError:  # another program may have removed the same left-overs
+        if namespace in _namespaces():
+            raise
+
+
+def _out(*command: str) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    if done.returncode:
+        why = f"{' '.join(map(str, command))}: {done.stderr.strip()}"
+        refused = "not permitted" in why or "Permission denied" in why
+        raise PermissionError(why) if refused else OSError(why)
+    return done.stdout
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["record", "clean"], help="clean: remove left-overs only")
+    parser.add_argument("parts", nargs="*", help="train, cut_off, link, faults; all if none")
+    parser.add_argument("--to", type=Path, default=ROOT / "runs" / "two_hosts.json")
+    options = parser.parse_args(arguments)
+    if not possible():
+        print("two_hosts: needs root, ip, tc, TUN devices and network namespaces.", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
+    remove_left_overs()
+    if options.what == "record":
+        from two_hosts_record import record
+
+        paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        sys.path.insert(0, str(ROOT / "src"))
+        record(options.to, options.parts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
