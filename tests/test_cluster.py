@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -197,8 +198,10 @@ def test_ray_trains_with_two_workers_to_the_accuracy_of_rung_4(tmp_path):
         pytest.skip('no Ray here: pip install "ray[train]"')
     program = [sys.executable, ROOT / "cluster" / "ray_train.py", "--epochs", "2"]
     storage = ["--storage", tmp_path / "storage"]
-    env = {"PYTHONPATH": str(ROOT / "src"), "RAY_TMPDIR": "/tmp", "RAY_USAGE_STATS_ENABLED": "0"}
-    status, output = run([*program, *storage], env=env, timeout=900, cwd=tmp_path)
+    # Not in tmp_path: the names of Ray's sockets would be too long there.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short:
+        env = {"PYTHONPATH": str(ROOT / "src"), "RAY_TMPDIR": short}
+        status, output = run([*program, *storage], env=env, timeout=900, cwd=tmp_path)
     assert status == 0, output[-3000:]
     by_ray = float(re.search(r"^2 workers, test accuracy ([\d.]+)%$", output, re.MULTILINE)[1])
     rung_4 = 100 * launch(train_as_rung_4, 2, timeout=600)[0]
