@@ -85,13 +85,15 @@ def kaggle_notebook(path: Path) -> nbformat.NotebookNode:
 
 @cache
 def carried_source() -> str:
-    """The package without its data, the check of the session, the programs, and their licence."""
+    """The package without its data, the check of the session, and the files that chapters read."""
     package = sorted(p for p in (ROOT / "src" / "torchladder").rglob("*") if p.is_file())
     left_out = {"bundled", "__pycache__"}
     package = [path for path in package if not left_out & set(path.parts)]
     files = {path.relative_to(ROOT / "src").as_posix(): path for path in package}
     programs = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
     files |= {f"rungs/{path.name}": path for path in programs}
+    shown = [*sorted((ROOT / "cluster").glob("*.*")), ROOT / "runs" / "two_hosts.json"]
+    files |= {f"{path.parent.name}/{path.name}": path for path in shown}
     session = ROOT / "tools" / "kaggle_session.py"
     return carry({"LICENSE": ROOT / "LICENSE", session.name: session} | files)
 
