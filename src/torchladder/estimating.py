@@ -34,7 +34,7 @@ PRECISIONS = {
     "fp32": Precision(4, 4, 4, 0, 4, 4),
     "amp": Precision(4, 4, 4, 0, 2, 2),  # autocast: float32 weights, cast during the step
     "bf16": Precision(2, 2, 2, 0, 2, 2),  # model.bfloat16(): PyTorch's state has the same type
-    "master": Precision(2, 2, 4, 4, 2, 2),  # DeepSpeed, Megatron: 16 bytes a parameter with Adam
+    "master": Precision(2, 2, 4, 4, 2, 2),  # ZeRO, DeepSpeed: 16 bytes a parameter with Adam
 }
 
 
@@ -60,7 +60,8 @@ class Memory:
         """The peak if gradients appear exactly as activations go.
 
         So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
-        the first layers have the activations and the last ones the parameters, it is `total`.
+        the first layers have the activations and the last ones the parameters, it is `total`. So
+        it is with DDP's ``gradient_as_bucket_view``: the buckets stay when the gradients go.
         """
         return self.total - min(self.activations + self.casts, self.gradients)
 
@@ -107,7 +108,8 @@ def memory_per_gpu(
     DP: every step copies the parameters to the other GPUs. In the backward pass each copy has
     gradients, the first GPU's too; their sum there is the second set. FSDP: two blocks are there
     at a time, the one that computes and the one that is fetched or reduced meanwhile, each with
-    parameters and gradients.
+    parameters and gradients. Not counted: parameters outside the blocks, such as embeddings, which
+    `fully_shard` by default keeps gathered from the forward pass to the end of the backward pass.
 
     Examples
     --------
@@ -176,7 +178,9 @@ def transformer(
     -----
     V. Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022,
     arXiv:2205.05198: a layer saves ``s h (34 + 5 a s / h)`` bytes in 16 bits, of which
-    ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less.
+    ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less. Under
+    autocast ("amp") there is more: PyTorch keeps what is passed from layer to layer in float32,
+    so a layer saves ``4 s h`` bytes more, and with checkpointing each input takes twice as much.
 
     Examples
     --------
