@@ -146,6 +146,19 @@ def test_the_callers_autocast_holds_in_the_threads():
     assert predict(model, inputs, devices=TWO).dtype == torch.float32
 
 
+def test_a_model_that_writes_each_output_into_the_same_memory():
+    class Reuses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("out", torch.zeros(2, 3))
+
+        def forward(self, x):
+            return self.out.copy_(x)
+
+    inputs = torch.arange(24.0).view(8, 3)
+    assert torch.equal(predict(Reuses(), inputs, devices=TWO, batch_size=2), inputs)
+
+
 # --- what stays as it was -----------------------------------------------------------------------
 
 
@@ -197,6 +210,25 @@ def test_tied_weights_and_recurrent_layers_work():
     inputs = torch.randn(9, 5, 4)
     assert torch.equal(predict(Last(), inputs, devices=TWO, batch_size=2),
                        plain_loop(Last(), inputs, 2))  # fmt: skip
+
+
+def test_a_model_that_kept_a_tensor_with_its_graph_in_training():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Linear(3, 3)
+
+        def forward(self, x):
+            self.last = self.scores(x).softmax(-1)
+            return self.last
+
+    model, inputs = Attention(), torch.randn(6, 3)
+    kept = model(inputs[:2])
+    outputs = predict(model, inputs, devices=TWO, batch_size=2)
+    with torch.inference_mode():
+        assert torch.equal(outputs, model.scores(inputs).softmax(-1))
+    assert model.last is kept
+    kept.sum().backward()  # its graph is still there
 
 
 @pytest.mark.slow  # torch.compile
@@ -282,6 +314,15 @@ def test_outputs_that_are_not_a_tensor_with_a_row_for_each_input(act, found):
 def test_a_batch_that_is_no_tensor():
     with pytest.raises(RuntimeError, match=r"Batch 0 failed on cpu: TypeError: .* got dict"):
         predict(Echo(), [{"images": torch.zeros(2)}], devices=["cpu"])
+
+
+def test_a_model_that_cannot_be_copied_says_so():
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    with pytest.raises(RuntimeError, match=r"cannot be copied to cpu: TypeError: .*lock"):
+        predict(model, torch.zeros(4, 2), devices=TWO)
+    with pytest.raises(RuntimeError, match=r"cannot be copied to cpu: .*[Mm]eta"):
+        predict(nn.Linear(2, 2, device="meta"), torch.zeros(4, 2), devices="cpu")
 
 
 def failing_on(value, error):

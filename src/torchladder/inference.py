@@ -49,8 +49,9 @@ def predict(
     ValueError
         If a device is not there, or there is nothing to predict.
     RuntimeError
-        If a batch fails. The message names the batch, counted from 0, and the device; the cause
-        is the original error. The other devices finish the batch they have, and stop.
+        If the model cannot be copied to a device, or a batch fails. The message names the device,
+        and the batch, counted from 0; the cause is the original error. The other devices finish
+        the batch they have, and stop.
 
     Examples
     --------
@@ -126,7 +127,9 @@ def _output(replica: nn.Module, batch: object, device: torch.device) -> Tensor:
         raise ValueError(
             f"the model must give a row for each of {len(inputs)} inputs; got {shape}."
         )
-    return output.cpu()
+    # A copy on the CPU too: the model may write its next outputs into the same memory, and a view
+    # would keep all of the tensor that it is a part of.
+    return output.to("cpu", copy=True)
 
 
 def _replica(model: nn.Module, device: torch.device) -> nn.Module:
@@ -135,9 +138,23 @@ def _replica(model: nn.Module, device: torch.device) -> nn.Module:
     Modules and buffers are its own, so whatever `forward` keeps in ``self``, other threads keep
     it elsewhere.
     """
-    # deepcopy takes what it finds in `memo` for the copy that it would make.
-    memo = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, memo).to(device).eval()
+    try:
+        # deepcopy takes what it finds in `memo` for the copy that it would make.
+        memo = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+        graphs = list(_kept_with_a_graph(model))  # deepcopy refuses them
+        memo |= {id(tensor): tensor.detach().clone() for tensor in graphs}
+        return copy.deepcopy(model, memo).to(device).eval()
+    except Exception as error:
+        what = f"The model cannot be copied to {device}"
+        raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _kept_with_a_graph(model: nn.Module) -> Iterable[Tensor]:
+    """What `forward` has left in a module in training: the last attention, for example."""
+    for module in model.modules():
+        for value in (*vars(module).values(), *module.buffers(recurse=False)):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                yield value
 
 
 def _autocast_as_here(device: torch.device) -> torch.autocast:
