@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torchladder.checkpoints import CheckpointError, inspect_checkpoint
+from torchladder.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
 from torchladder.launching import LaunchError, launch
 
 CHAPTER = Path(__file__).parent.parent / "notebooks" / "17_rung_5_fsdp.ipynb"
@@ -228,6 +228,8 @@ def save_both_ways(folder):
     saved = whole(net)
     train(net, optimizer, range(3, 5))  # while it writes
     writing.result()
+    if dist.get_rank() == 0:
+        torch.save({"model": net.state_dict()}, folder / "rank0.pt")
     return saved, whole(net)
 
 
@@ -289,6 +291,16 @@ def test_inspect_says_what_the_folder_is_and_how_to_make_one_file_of_it(checkpoi
     with pytest.raises(CheckpointError, match=r"torch\.distributed\.checkpoint") as caught:
         inspect_checkpoint(folder)
     assert f"dcp_to_torch {folder} whole.pt" in str(caught.value)
+
+
+def test_inspect_says_of_a_file_that_rank_0_saved_alone_that_the_other_shards_are_lost(checkpoint):
+    path = checkpoint[0] / "rank0.pt"
+    (advice,) = inspect_checkpoint(path).advice
+    assert "'0.weight' is a DTensor: the file holds one rank's shards only" in advice
+    assert "get_model_state_dict" in advice
+    with pytest.raises(CheckpointError) as caught:
+        fix_checkpoint(path, path.with_name("fixed.pt"))
+    assert str(caught.value) == advice
 
 
 class Killed(dcp.FileSystemWriter):

@@ -18,6 +18,7 @@ from torchladder.checkpoints.state_dicts import (
     describe,
     is_model,
     kind_of,
+    split,
     state_dicts,
 )
 from torchladder.tables import in_bytes
@@ -146,10 +147,12 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Inspe
     except CheckpointError as error:
         where, weights, note = None, {}, str(error)
     keys = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
+    names = {}
     try:
         names = clean_names(keys, lightning=checkpoint.is_lightning)
+        split(weights, checkpoint.path)  # what fix would refuse
     except CheckpointError as error:
-        names, note = {}, str(error)
+        note = str(error)
     found = Inspection(
         path=Path(path),
         format=checkpoint.format,

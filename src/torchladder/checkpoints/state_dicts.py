@@ -34,6 +34,12 @@ def is_unread_tensor(value: Any) -> bool:
     return isinstance(value, StandIn) and "_rebuild_" in value.name
 
 
+def is_shard(value: Any) -> bool:
+    """Whether a stand-in is of a DTensor: its shape is the whole's, its numbers are one rank's."""
+    args = (value.args or ()) if is_unread_tensor(value) else ()
+    return any(isinstance(arg, StandIn) and arg.name.endswith(".DTensor") for arg in args)
+
+
 def is_optimizer(value: Any) -> bool:
     return isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys()
 
@@ -109,15 +115,25 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
     kept = {}
     for key, value in weights.items():
         if is_unread_tensor(value):
-            raise CheckpointError(
-                f"{path}: {key!r} is a tensor that is sparse, quantized, on the meta device or "
-                "sharded over ranks. Convert it where it was made: to_dense(), dequantize(), "
-                "full_tensor()."
-            )
+            raise CheckpointError(f"{path}: {key!r} {_why_unread(value)}")
         is_plain = not any(isinstance(thing, StandIn) for _, thing in walk(value))
         if isinstance(value, Tensor) or (key.endswith(EXTRA_STATE) and is_plain):
             kept[key] = value
     return kept, {key: value for key, value in weights.items() if key not in kept}
+
+
+def _why_unread(tensor: StandIn) -> str:
+    if is_shard(tensor):
+        return (
+            "is a DTensor: the file holds one rank's shards only, not the whole tensors. Save "
+            "again. On all ranks: state = get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True, cpu_offload=True)); on rank 0: torch.save(state, path). Or "
+            "torch.distributed.checkpoint.save, on all ranks."
+        )
+    return (
+        "is a tensor that is sparse, quantized or on the meta device. Convert it where it was "
+        "made: to_dense(), dequantize()."
+    )
 
 
 def _parts_of(model: StandIn) -> dict[str, Any]:
