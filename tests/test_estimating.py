@@ -69,7 +69,7 @@ class TestPublished:
         # The same paper, section 3.2: about 60 GB for 32 sequences. It counts 12 numbers of two
         # bytes for each layer and position, and no table of attention. Counted one by one there
         # are 34 bytes (Korthikanti et al.), and the loss's logits.
-        fused = 32 * transformer(**GPT2_XL).activation_bytes
+        fused = 32 * transformer(**GPT2_XL, precision="master").activation_bytes
         assert 1.4 < fused / 60e9 < 1.7
         papers = 32 * 48 * 12 * 2 * 1024 * 1600
         assert papers == pytest.approx(60e9, rel=0.1)
@@ -111,14 +111,17 @@ class TestPublished:
     def test_gpt_3_takes_34_days_on_1024_gpus(self):
         # D. Narayanan et al., 2021, arXiv:2104.04473, section 5.1: 300 billion tokens, each GPU
         # at 140 TFLOPS, with recomputation: 34 days.
-        seconds = computing_seconds(175e9, 300e9, 1024 * 140e12, checkpointing=True)
+        gpt3 = transformer(**KORTHIKANTI[175e9], checkpointing=True)
+        seconds = computing_seconds(300e9 / 2048 * gpt3.flops, 1024 * 140e12)
         assert seconds / 86400 == pytest.approx(34, rel=0.1)
 
 
-def layers_only(parameters, **options):
-    """Activations without what comes before and after the layers."""
+def layers_only(parameters, precision="master", **options):
+    """Activations without what comes before and after the layers; in 16 bits, as in the paper."""
     two, one = (
-        transformer(**KORTHIKANTI[parameters] | {"layers": n}, **options).activation_bytes
+        transformer(
+            **KORTHIKANTI[parameters] | {"layers": n}, precision=precision, **options
+        ).activation_bytes
         for n in (2, 1)
     )
     return two - one
@@ -145,6 +148,12 @@ class TestMemory:
         assert memory.total == 4000 + 4000 + 5000
         assert memory.at_least == 4000 + 5000
 
+    def test_ddps_buckets_make_no_room_for_activations(self):
+        options = {"rung": "ddp", "gpus": 2, "activation_bytes": 100, "batch": 50}
+        views, buckets = (memory_per_gpu(1000, bucket_view=v, **options) for v in (True, False))
+        assert views.at_least == views.total == 4000 + 4000 + 5000
+        assert (buckets.at_least, buckets.total) == (4000 + 4000 + 5000, 4000 + 8000 + 5000)
+
     def test_first_gpu_of_dp_holds_more(self):
         options = {"rung": "dp", "gpus": 2, "optimizer": "adam", "output_bytes": 10, "batch": 4}
         first, other = (memory_per_gpu(1000, first=first, **options) for first in (True, False))
@@ -166,6 +175,14 @@ class TestMemory:
     def test_fsdp_around_the_whole_model_gathers_all_of_it(self):
         whole = memory_per_gpu(1000, rung="fsdp", gpus=2)
         assert whole.communication == 1000 * (4 + 4)
+        assert memory_per_gpu(1000, rung="fsdp", gpus=2, root=300) == whole
+
+    def test_fsdps_root_stays_gathered(self):
+        options = {"rung": "fsdp", "gpus": 2, "precision": "amp", "root": 300}
+        memory = memory_per_gpu(1000, largest_block=100, **options)
+        assert memory.communication == (300 + 2 * 100) * (2 + 2)
+        memory = memory_per_gpu(1000, largest_block=400, **options)  # two are more than there are
+        assert memory.communication == 1000 * (2 + 2)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -217,6 +234,35 @@ def test_ddps_buckets_are_a_second_set_of_gradients_unless_gradients_are_views(
     assert measured == pytest.approx([predicted] * 2, rel=0.01)
 
 
+def whole_between_the_passes():
+    """How many parameters FSDP has gathered after the forward pass, and how many the root has."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import DTensor
+
+    blocks = [torch.nn.Linear(8, 8) for _ in range(3)]
+    net = torch.nn.Sequential(torch.nn.Embedding(10, 8), *blocks, torch.nn.LayerNorm(8))
+    root = sum(p.numel() for layer in (net[0], net[-1]) for p in layer.parameters())
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+    for block in blocks:
+        fully_shard(block, **options)
+    fully_shard(net, **options)
+    types = []
+    net[-1].register_forward_pre_hook(lambda _, given: types.append(given[0].dtype))
+    net(torch.arange(4))
+    assert types == [torch.bfloat16]  # also what is passed from layer to layer
+    whole = [p.numel() for p in net.parameters() if not isinstance(p, DTensor)]
+    return sum(whole), root
+
+
+@pytest.mark.slow
+def test_fsdp_frees_the_blocks_after_the_forward_pass_and_keeps_the_root():
+    for whole, root in launch(whole_between_the_passes, backend="gloo", timeout=120):
+        options = {"rung": "fsdp", "gpus": 2, "precision": "amp", "largest_block": 0}
+        memory = memory_per_gpu(1000, root=root, **options)
+        assert memory.communication == 2 * 2 * whole > 0  # weights and gradients, in 16 bits
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_peak_of_a_step_lies_between_the_two_bounds():
     width, layers, device = 4096, 6, torch.device("cuda")
@@ -242,12 +288,31 @@ class TestTransformer:
         assert layers_only(175e9, fused_attention=False) == s * h * (34 + 5 * a * s / h)
         assert layers_only(175e9) == 34 * s * h
 
-    def test_checkpointing_saves_two_bytes_a_number_for_each_layer(self):
-        assert layers_only(175e9, checkpointing=True) == 2 * 2048 * 12288
+    @pytest.mark.parametrize(
+        ("precision", "each", "kept"),
+        [("fp32", 66, 4), ("amp", 38, 4), ("bf16", 34, 2), ("master", 34, 2)],
+    )
+    def test_bytes_that_a_layer_saves(self, precision, each, kept):
+        s, h = 2048, 12288
+        assert layers_only(175e9, precision) == each * s * h
+        assert layers_only(175e9, precision, checkpointing=True) == kept * s * h
+
+    def test_autocast_passes_float32_from_layer_to_layer(self):
+        x, norm, linear = torch.ones(1, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            added = linear(norm(x))
+            assert (added.dtype, (x + added).dtype) == (torch.bfloat16, torch.float32)
 
     def test_gpt_2_has_as_many_parameters_as_published(self):
         gpt2 = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 1024, "vocabulary": 50257}
-        assert transformer(**gpt2).parameters == 124_439_808
+        found = transformer(**gpt2)
+        assert found.parameters == 124_439_808 == 12 * found.largest_block + found.root
+        assert found.root == (50257 + 1024) * 768 + 2 * 768  # the embeddings and the last norm
+
+    def test_recomputation_computes_a_third_more(self):
+        once, twice = (transformer(**GPT2_XL, checkpointing=c) for c in (False, True))
+        assert once.flops == 6 * once.parameters * 1024
+        assert twice.flops == 8 * once.parameters * 1024
 
 
 class TestSpeed:
@@ -274,8 +339,6 @@ class TestSpeed:
         with pytest.raises(ValueError, match="rung='dp': one of 'ddp', 'fsdp'"):
             speed_up(0.1, 100e6, 2, 0, 5e9, rung="dp")
 
-    def test_utilisation_and_recomputation_take_longer(self):
-        seconds = computing_seconds(1e9, 1000, 1e12)
-        assert seconds == 6.0
-        assert computing_seconds(1e9, 1000, 1e12, utilisation=0.5) == 12.0
-        assert computing_seconds(1e9, 1000, 1e12, checkpointing=True) == 8.0
+    def test_a_gpu_that_is_half_used_takes_twice_as_long(self):
+        assert computing_seconds(6e12, 1e12) == 6.0
+        assert computing_seconds(6e12, 1e12, utilisation=0.5) == 12.0

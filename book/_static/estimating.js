@@ -16,16 +16,20 @@ const estimating = (() => {
   function memory_per_gpu(parameters, options = {}) {
     const {
       rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0,
-      output_bytes = 0, batch = 1, largest_block = parameters, bucket_view = false, first = true,
+      output_bytes = 0, batch = 1, largest_block = parameters, root = 0, bucket_view = false,
+      first = true,
     } = options;
     const size = PRECISIONS[precision];
     const shards = rung === "fsdp" ? gpus : 1;
-    const gradients = size.gradient * parameters;
+    let gradients = size.gradient * parameters;
     let states = (STATES[optimizer] * size.state + size.master) * parameters;
     let communication = 0;
-    if (rung === "ddp" && !bucket_view) communication = gradients;
+    if (rung === "ddp") {
+      communication = gradients;
+      if (bucket_view) gradients = 0;
+    }
     if (rung === "fsdp" && gpus > 1)
-      communication = Math.min(2 * largest_block, parameters) * 2 * size.cast;
+      communication = (root + Math.min(2 * largest_block, parameters - root)) * 2 * size.cast;
     if (rung === "dp" && gpus > 1) {
       communication = first ? gradients + gpus * batch * output_bytes : 0;
       if (!first) states = 0;
@@ -47,22 +51,19 @@ const estimating = (() => {
     layers, hidden: h, heads, sequence: s, vocabulary, precision = "amp", fused_attention = true,
     checkpointing = false,
   }) {
-    const size = PRECISIONS[precision].activation;
-    const block = 12 * h * h + 13 * h;
+    const { activation: size, parameter: stream } = PRECISIONS[precision];
+    const [block, root] = [12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h];
+    const parameters = layers * block + root;
     const table = fused_attention ? 0 : (2 * size + 1) * heads * s * s;
-    const layer = (16 * size + 2) * s * h + table;
-    const ends = (2 * size + 1) * s * h + 4 * s * vocabulary;
-    const saved = checkpointing ? layers * size * s * h + layer : layers * layer;
-    return {
-      parameters: layers * block + (vocabulary + s) * h + 2 * h,
-      largest_block: block,
-      activation_bytes: saved + ends,
-    };
+    const layer = (14 * size + 2 * stream + 2) * s * h + table;
+    const ends = (size + stream + 1) * s * h + 4 * s * vocabulary;
+    const saved = checkpointing ? layers * stream * s * h + layer : layers * layer;
+    const flops = (checkpointing ? 8 : 6) * parameters * s;
+    return { parameters, largest_block: block, root, activation_bytes: saved + ends, flops };
   }
 
-  function computing_seconds(parameters, tokens, flops_per_second, options = {}) {
-    const { utilisation = 1, checkpointing = false } = options;
-    return ((checkpointing ? 8 : 6) * parameters * tokens) / (flops_per_second * utilisation);
+  function computing_seconds(flops, flops_per_second, { utilisation = 1 } = {}) {
+    return flops / (flops_per_second * utilisation);
   }
 
   function all_reduce_seconds(nbytes, ranks, latency, bandwidth) {

@@ -157,26 +157,34 @@
 
   // --- will it fit? ---
 
-  function oneSample(precision) {
-    if (text("kind") === "counted")
-      return (number("saved") * 1e6 * estimating.PRECISIONS[precision].activation) / 4;
+  function transformer(precision) {
     const names = ["layers", "hidden", "heads", "sequence", "vocabulary"];
     const sizes = Object.fromEntries(names.map((name) => [name, number(name)]));
     const fused_attention = text("attention") === "fused";
     const checkpointing = text("checkpointing") === "on";
-    return estimating.transformer({ ...sizes, precision, fused_attention, checkpointing })
-      .activation_bytes;
+    return estimating.transformer({ ...sizes, precision, fused_attention, checkpointing });
+  }
+
+  /** What a sample saves; and the parameters outside the blocks, if we know them. */
+  function oneSample(precision) {
+    if (text("kind") === "transformer") return transformer(precision);
+    const part = estimating.PRECISIONS[precision].activation / 4; // of what float32 takes
+    return { activation_bytes: number("saved") * 1e6 * part, root: 0 };
   }
 
   /** A function from the number of GPUs to the memory of each column of the table. */
   function memories() {
     const precision = text("precision");
     const parameters = number("params");
+    const { activation_bytes, root } = oneSample(precision);
+    // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
+    const cast = oneSample(precision === "amp" ? "bf16" : precision);
     const options = {
       precision, optimizer: text("optimizer"), batch: number("batch"),
-      activation_bytes: oneSample(precision), largest_block: number("block"),
+      activation_bytes, largest_block: number("block"), root,
     };
-    const rungs = [{ rung: "dp" }, { rung: "dp", first: false }, { rung: "ddp" }, { rung: "fsdp" }];
+    const fsdp = { rung: "fsdp", activation_bytes: cast.activation_bytes };
+    const rungs = [{ rung: "dp" }, { rung: "dp", first: false }, { rung: "ddp" }, fsdp];
     return (gpus) => [{}, ...rungs.map((rung) => ({ ...rung, gpus }))].map((rung) =>
       estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
@@ -246,15 +254,16 @@
 
   // --- will two be faster? ---
 
+  function sampleFlops() {
+    if (text("kind") === "counted") return number("flops") * 1e9;
+    const { flops, parameters } = transformer(text("precision"));
+    return (flops / parameters) * number("params"); // the model may have more than the sizes give
+  }
+
   function computing() {
     if (text("time") === "measured") return number("ms") / 1e3;
-    const [speed, batch] = [number("peak") * 1e12, number("batch")];
-    const options = { utilisation: number("utilisation") / 100 };
-    if (text("kind") === "counted") // it takes 6 FLOPs for a parameter and a token
-      return estimating.computing_seconds((number("flops") * 1e9) / 6, batch, speed, options);
-    options.checkpointing = text("checkpointing") === "on";
-    const tokens = batch * number("sequence");
-    return estimating.computing_seconds(number("params"), tokens, speed, options);
+    const [flops, utilisation] = [number("batch") * sampleFlops(), number("utilisation") / 100];
+    return estimating.computing_seconds(flops, number("peak") * 1e12, { utilisation });
   }
 
   function showSpeed(table, says, figure) {

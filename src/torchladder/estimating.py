@@ -60,8 +60,7 @@ class Memory:
         """The peak if gradients appear exactly as activations go.
 
         So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
-        the first layers have the activations and the last ones the parameters, it is `total`. So
-        it is with DDP's ``gradient_as_bucket_view``: the buckets stay when the gradients go.
+        the first layers have the activations and the last ones the parameters, it is `total`.
         """
         return self.total - min(self.activations + self.casts, self.gradients)
 
@@ -77,6 +76,7 @@ def memory_per_gpu(
     output_bytes: float = 0.0,
     batch: float = 1,
     largest_block: float | None = None,
+    root: float = 0.0,
     bucket_view: bool = False,
     first: bool = True,
 ) -> Memory:
@@ -88,7 +88,7 @@ def memory_per_gpu(
         How many numbers the model learns.
     rung : {"cpu", "gpu", "dp", "ddp", "fsdp"}
     precision : {"fp32", "amp", "bf16", "master"}
-        See `PRECISIONS`.
+        See `PRECISIONS`. For FSDP "amp" is its ``MixedPrecisionPolicy``, not autocast.
     optimizer : {"sgd", "momentum", "adam"}
     activation_bytes, output_bytes : float
         What one sample saves for the backward pass, and the size of the model's output for it, in
@@ -98,8 +98,12 @@ def memory_per_gpu(
     largest_block : float, optional
         FSDP: parameters of the largest part that is gathered at a time. Default: all of them,
         as if `fully_shard` were called once, on the whole model.
+    root : float
+        FSDP: parameters that belong to no block, such as embeddings.
     bucket_view : bool
         DDP: ``gradient_as_bucket_view``. Without it, its buckets are a second set of gradients.
+        With it, the gradients are the buckets, which stay after ``zero_grad``: they are counted
+        as `communication`.
     first : bool
         DP: the first GPU or one of the others.
 
@@ -108,8 +112,8 @@ def memory_per_gpu(
     DP: every step copies the parameters to the other GPUs. In the backward pass each copy has
     gradients, the first GPU's too; their sum there is the second set. FSDP: two blocks are there
     at a time, the one that computes and the one that is fetched or reduced meanwhile, each with
-    parameters and gradients. Not counted: parameters outside the blocks, such as embeddings, which
-    `fully_shard` by default keeps gathered from the forward pass to the end of the backward pass.
+    parameters and gradients. The root's are there all the time: by default `fully_shard` keeps
+    them gathered from the forward pass to the end of the backward pass.
 
     Examples
     --------
@@ -126,11 +130,12 @@ def memory_per_gpu(
     gradients = size.gradient * parameters
     optimizer_bytes = (STATES[optimizer] * size.state + size.master) * parameters
     communication = 0.0
-    if rung == "ddp" and not bucket_view:
+    if rung == "ddp":
         communication = gradients
+        gradients = 0.0 if bucket_view else gradients
     elif rung == "fsdp" and gpus > 1:
         block = parameters if largest_block is None else largest_block
-        communication = min(2 * block, parameters) * 2 * size.cast
+        communication = (root + min(2 * block, parameters - root)) * 2 * size.cast
     elif rung == "dp" and gpus > 1:
         communication = (gradients + gpus * batch * output_bytes) if first else 0.0
         optimizer_bytes = optimizer_bytes if first else 0.0
@@ -146,11 +151,13 @@ def memory_per_gpu(
 
 
 class Transformer(NamedTuple):
-    """`activation_bytes` are those of one sequence, with the loss."""
+    """`activation_bytes` and `flops` are those of one sequence; `root` belongs to no block."""
 
     parameters: float
     largest_block: float
+    root: float
     activation_bytes: float
+    flops: float
 
 
 def transformer(
@@ -164,7 +171,7 @@ def transformer(
     fused_attention: bool = True,
     checkpointing: bool = False,
 ) -> Transformer:
-    """Parameters and saved activations of a GPT: MLP four times as wide, tied embeddings.
+    """Parameters, saved activations and FLOPs of a GPT: MLP four times as wide, tied embeddings.
 
     Parameters
     ----------
@@ -179,8 +186,12 @@ def transformer(
     V. Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022,
     arXiv:2205.05198: a layer saves ``s h (34 + 5 a s / h)`` bytes in 16 bits, of which
     ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less. Under
-    autocast ("amp") there is more: PyTorch keeps what is passed from layer to layer in float32,
-    so a layer saves ``4 s h`` bytes more, and with checkpointing each input takes twice as much.
+    autocast ("amp") PyTorch keeps what is passed from layer to layer in float32. The two norms of
+    a layer save it, ``4 s h`` bytes more. FSDP's ``MixedPrecisionPolicy`` casts it too: for FSDP
+    take "bf16" here.
+
+    FLOPs, forwards and backwards: 6 for each parameter and position, 8 with checkpointing.
+    Attention's own are left out: ``12 layers hidden sequence`` more for each position.
 
     Examples
     --------
@@ -190,28 +201,20 @@ def transformer(
     """
     _check(precision=(precision, PRECISIONS))
     size = PRECISIONS[precision].activation
+    stream = PRECISIONS[precision].parameter  # what is passed from layer to layer
     h, s = hidden, sequence
-    block = 12 * h * h + 13 * h
-    layer = (16 * size + 2) * s * h + (0 if fused_attention else (2 * size + 1) * heads * s * s)
-    ends = (2 * size + 1) * s * h + 4 * s * vocabulary  # dropout, last norm, float32 logits
-    saved = layers * size * s * h + layer if checkpointing else layers * layer
-    parameters = layers * block + (vocabulary + s) * h + 2 * h
-    return Transformer(float(parameters), float(block), float(saved + ends))
+    block, root = 12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h
+    parameters = layers * block + root
+    table = 0 if fused_attention else (2 * size + 1) * heads * s * s
+    layer = (14 * size + 2 * stream + 2) * s * h + table
+    ends = (size + stream + 1) * s * h + 4 * s * vocabulary  # dropout, last norm, float32 logits
+    saved = layers * stream * s * h + layer if checkpointing else layers * layer
+    flops = (8 if checkpointing else 6) * parameters * s
+    return Transformer(*map(float, (parameters, block, root, saved + ends, flops)))
 
 
-def computing_seconds(
-    parameters: float,
-    tokens: float,
-    flops_per_second: float,
-    *,
-    utilisation: float = 1.0,
-    checkpointing: bool = False,
-) -> float:
-    """Seconds to train a transformer on `tokens`: 6 FLOPs a parameter and token, 8 if recomputed.
-
-    Attention's own FLOPs are left out: ``12 layers hidden sequence`` more a token.
-    """
-    flops = (8 if checkpointing else 6) * parameters * tokens
+def computing_seconds(flops: float, flops_per_second: float, *, utilisation: float = 1.0) -> float:
+    """Seconds for `flops`, on a GPU that reaches a part (`utilisation`) of its peak."""
     return flops / (flops_per_second * utilisation)
 
 

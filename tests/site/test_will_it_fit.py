@@ -46,35 +46,43 @@ def number(text):
     return float(found[1]) * 1000 ** " kMBT".find(found[2] or " ") if found else text
 
 
+def transformer(of, precision):
+    sizes = {key: of[key] for key in ("layers", "hidden", "heads", "sequence", "vocabulary")}
+    return estimating.transformer(
+        **sizes,
+        precision=precision,
+        fused_attention=of["attention"] == "fused",
+        checkpointing=of["checkpointing"] == "on",
+    )
+
+
 def memories(of):
     """The columns of the first table."""
-    size = estimating.PRECISIONS[of["precision"]]
-    sizes = {key: of[key] for key in ("layers", "hidden", "heads", "sequence", "vocabulary")}
-    saved = of["saved"] * 1e6 * size.activation / 4
+    precision = of["precision"]
+    saved = of["saved"] * 1e6 * estimating.PRECISIONS[precision].activation / 4
+    cast, root = saved, 0
     if of["kind"] == "transformer":
-        saved = estimating.transformer(
-            **sizes,
-            precision=of["precision"],
-            fused_attention=of["attention"] == "fused",
-            checkpointing=of["checkpointing"] == "on",
-        ).activation_bytes
+        sizes = transformer(of, precision)
+        saved, root = sizes.activation_bytes, sizes.root
+        # FSDP's MixedPrecisionPolicy casts what autocast leaves in float32.
+        cast = transformer(of, precision.replace("amp", "bf16")).activation_bytes
     options = {key: of[key] for key in ("precision", "optimizer", "batch")}
-    options |= {"activation_bytes": saved, "largest_block": of["block"]}
+    options |= {"activation_bytes": saved, "largest_block": of["block"], "root": root}
     gpus = {"gpus": of["gpus"]}
     rungs = [{}, {"rung": "dp"} | gpus, {"rung": "dp", "first": False} | gpus]
-    rungs += [{"rung": rung} | gpus for rung in ("ddp", "fsdp")]
-    return [estimating.memory_per_gpu(of["params"], **options, **rung) for rung in rungs]
+    rungs += [{"rung": "ddp"} | gpus, {"rung": "fsdp", "activation_bytes": cast} | gpus]
+    return [estimating.memory_per_gpu(of["params"], **options | rung) for rung in rungs]
 
 
 def speed(of, ranks, rung):
     """Milliseconds of a step, and the speed-up."""
     size = estimating.PRECISIONS[of["precision"]]
-    work = {"checkpointing": of["checkpointing"] == "on"}
-    parameters, tokens = of["params"], of["batch"] * of["sequence"]
-    if of["kind"] == "counted":
-        parameters, tokens, work = of["flops"] * 1e9 / 6, of["batch"], {}
+    flops = of["flops"] * 1e9
+    if of["kind"] == "transformer":
+        sizes = transformer(of, of["precision"])
+        flops = sizes.flops / sizes.parameters * of["params"]
     seconds = estimating.computing_seconds(
-        parameters, tokens, of["peak"] * 1e12, utilisation=of["utilisation"] / 100, **work
+        of["batch"] * flops, of["peak"] * 1e12, utilisation=of["utilisation"] / 100
     )
     nbytes = of["params"] * (size.gradient if rung == "ddp" else size.cast)
     link = of["latency"] / 1e6, of["bandwidth"] * 1e9
