@@ -348,7 +348,9 @@ def test_kaggles_own_client_accepts_every_notebook_and_sends_what_was_meant(fold
         assert request["isPrivate"] is request["enableGpu"] is request["enableInternet"] is True
         assert not request.get("enableTpu")
         assert len(request["text"]) < 400_000
-        needed = "data.load(" in (ROOT / "notebooks" / f"{name}.ipynb").read_text()
+        chapter = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())
+        # Not the outputs: one shows a program that loads the data on a cluster.
+        needed = any("data.load(" in "".join(cell["source"]) for cell in chapter["cells"])
         attached = request.get("datasetDataSources", [])
         assert attached == ["zalando-research/fashionmnist"] * needed
 
