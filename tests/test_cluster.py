@@ -124,7 +124,7 @@ def few_images(folder):
     return folder / "few.npz"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sbatch_script_trains_on_two_nodes_and_goes_on_when_it_is_requeued(slurm):
     status, output = run(["bash", SBATCH], env=slurm | {"EPOCHS": "1"}, timeout=200, cwd=ROOT)
     assert status == 0, output

@@ -211,13 +211,52 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, 
     return statuses, capsys.readouterr().out
 
 
+@pytest.fixture
+def standard_output():
+    """What `preflight.run` does to it is undone."""
+    stream, kept = sys.stdout, os.dup(1)
+    yield
+    os.dup2(kept, 1)
+    os.close(kept)
+    sys.stdout = stream
+
+
 @pytest.mark.slow
-def test_two_ranks_that_are_well_get_an_ok(tmp_path):
+def test_two_ranks_that_are_well_get_an_ok(tmp_path, monkeypatch, capfd, standard_output):
+    """Rank 0 is this process, rank 1 another; there is no torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        dict(zip(GROUP, map(str, (rank, rank, 2, 2, "127.0.0.1", port)), strict=True))
+        for rank in range(2)
+    ]
+    command = [sys.executable, *DOCTOR, "--program", __file__]
+    other = subprocess.Popen(command, env=os.environ | ranks[1])
+    for name, value in ranks[0].items():
+        monkeypatch.setenv(name, value)
+    try:
+        assert preflight.run(HANG, __file__, str(tmp_path / "found.json")) == 0
+        assert other.wait(HANG) == 0
+    finally:
+        other.kill()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    lines = capfd.readouterr().out.splitlines()
+    assert_well(lines, tmp_path / "found.json")
+
+
+@pytest.mark.long
+def test_two_ranks_of_torchrun_get_an_ok(tmp_path):
     command = [*TORCHRUN, "--nproc-per-node=2", *DOCTOR, "--program", __file__]
     command += ["--json", str(tmp_path / "found.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    assert "ChildFailedError" not in done.stderr
+    assert_well(done.stdout.splitlines(), tmp_path / "found.json")
+
+
+def assert_well(lines, file):
     assert lines[0].split()[:3] == ["host", "address", "ranks"]
     assert lines[0].endswith("program")
     assert re.fullmatch(
@@ -225,8 +264,7 @@ def test_two_ranks_that_are_well_get_an_ok(tmp_path):
         r"\(ranks 0 and 1\) [\d.]+ [kMG]B/s",
         lines[-1],
     )
-    assert "ChildFailedError" not in done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = json.loads(file.read_text())
     assert found["verdict"] == lines[-1]
     assert [fact["torch"] for fact in found["facts"]] == [torch.__version__] * 2
     assert found["all_reduce"][0]["bytes"] == 4000

@@ -92,7 +92,7 @@ def carried_source() -> str:
     files = {path.relative_to(ROOT / "src").as_posix(): path for path in package}
     programs = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
     files |= {f"rungs/{path.name}": path for path in programs}
-    shown = [*sorted((ROOT / "cluster").glob("*.*")), ROOT / "runs" / "two_hosts.json"]
+    shown = sorted([*(ROOT / "cluster").glob("*.*"), *(ROOT / "runs").glob("two_hosts.json")])
     files |= {f"{path.parent.name}/{path.name}": path for path in shown}
     session = ROOT / "tools" / "kaggle_session.py"
     return carry({"LICENSE": ROOT / "LICENSE", session.name: session} | files)

@@ -56,17 +56,20 @@ ONE_OF_A_KIND = """() => {
 }"""
 
 # Where only colours matter, one element of each way to be nested in elements, classes and styles is
-# enough; axe takes long for many. It does not judge what is drawn.
-ONE_OF_A_COLOUR = """() => {
-    const kinds = new Set(), kept = new Set();
+# enough; axe takes long for many. It does not judge what is drawn. `known`: what other pages had.
+ONE_OF_A_COLOUR = """(known) => {
+    const kinds = new Set(known), kept = new Set(), added = [];
     const kind = e => !e ? '' : [e.tagName, e.getAttribute('class'), e.getAttribute('style'),
         e.tagName == 'TR' && e.rowIndex % 2].join(' ') + '<' + kind(e.parentElement);
     for (const e of document.querySelectorAll('body *:not(svg *)')) {
-        if (kinds.has(kind(e))) continue;
-        kinds.add(kind(e));
+        const own = kind(e);
+        if (kinds.has(own)) continue;
+        kinds.add(own);
+        added.push(own);
         for (let around = e; around; around = around.parentElement) kept.add(around);
     }
     document.querySelectorAll('body *').forEach(e => kept.has(e) || e.remove());
+    return added;
 }"""
 
 # The page hears a little later that the system has another theme.
@@ -91,15 +94,15 @@ ALL_BUT_COLOURS = {"rules": {"color-contrast": {"enabled": False}}}
 def visits(browser, address, pages, axe):
     """Every page in both themes, and all that was seen there."""
     context = browser.new_context(reduced_motion="reduce")
-    visits = []
+    visits, known = [], []
     for name in pages:
         if name != "index.html":  # the entrance only leads on
-            visits += visit(context, address, name, axe)
+            visits += visit(context, address, name, axe, known)
     context.close()
     return visits
 
 
-def visit(context, address, name, axe):
+def visit(context, address, name, axe, known):
     """A `Visit` of one page in each theme: as it opens, and after the reader's system changed."""
     page = context.new_page()
     page.set_viewport_size({"width": DESKTOP, "height": 900})
@@ -134,11 +137,14 @@ def visit(context, address, name, axe):
     page.evaluate(ONE_OF_A_KIND)
     page.evaluate(axe)
     others = page.evaluate(AXE, ALL_BUT_COLOURS)  # a theme changes nothing of it
-    page.evaluate(ONE_OF_A_COLOUR)
+    heard = len(errors)
+    added = page.evaluate(ONE_OF_A_COLOUR, known)
+    known += added
     for seen, theme in zip(visits, THEMES, strict=True):
         page.emulate_media(color_scheme=theme)
         page.evaluate(THEME, theme)
-        seen.violations = others + page.evaluate(AXE, COLOURS)
+        seen.violations = others + (page.evaluate(AXE, COLOURS) if added else [])
+    del errors[heard:]  # of scripts that miss what was taken away
     page.close()
     return visits
 
