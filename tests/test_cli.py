@@ -47,7 +47,7 @@ def test_train_saves_a_model_that_is_as_good_as_it_says(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "linear-conv"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("linear-conv", marks=pytest.mark.long)])
 def test_every_model_trains(model, capsys):
     status, out, _ = answer(
         capsys, "train", "--model", model, "--epochs", "1", "--batch-size", "1000", "--lr", "0.01",
