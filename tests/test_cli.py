@@ -142,7 +142,7 @@ def copy_of_the_package(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", ["cpu", "ddp"])
+@pytest.mark.parametrize("rung", ["cpu", pytest.param("ddp", marks=pytest.mark.long)])
 def test_a_bug_shows_its_traceback_though_it_is_a_value_error(rung, tmp_path):
     environment = copy_of_the_package(tmp_path)
     source = tmp_path / "torchladder" / "data.py"

@@ -168,6 +168,7 @@ def test_data_loader_workers_of_a_rank_work_and_end_with_it():
     assert launch(count) == [[10, 35], [10, 35]]
 
 
+@pytest.mark.long
 def test_many_launches_in_a_row_all_succeed():
     for i in range(20):
         assert launch(lambda i=i: i + dist.get_rank()) == [i, i + 1]

@@ -211,7 +211,7 @@ def test_from_two_ranks_to_one_and_back(tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=long), 2])
 def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks):
     """No dropout, no batch norm, no transforms, 64 bits: only the order of sums differs."""
     ddp = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}

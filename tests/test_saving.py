@@ -310,7 +310,7 @@ def test_any_error_of_rank_0_reaches_the_others(tmp_path):
 # --- kills --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kills_at_random_instants_lose_nothing(monkeypatch):
     """20 of them; as many as TORCHLADDER_KILLS says, such as 200, if it is set."""
     monkeypatch.syspath_prepend(BENCHMARKS)

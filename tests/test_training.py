@@ -120,7 +120,7 @@ def test_the_learning_rate_falls_linearly_to_zero(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@pytest.mark.parametrize("amp", ["bf16", pytest.param("fp16", marks=pytest.mark.long)])
 def test_mixed_precision_computes_in_16_bits_and_keeps_32_bit_parameters(data, amp):
     model = new_model()
     seen = set()
