@@ -315,13 +315,15 @@ def test_a_rank_that_dies_is_blamed_rather_than_the_one_that_waits_for_it(die, h
 
 
 @pytest.mark.parametrize(("extra", "aborted"), [(7, 1), (5000, 0)])
-def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted):
+def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, monkeypatch):
+    # The rank that was not aborted has so long to say where it was; a busy machine needs more.
+    monkeypatch.setattr(launching, "GRACE", HANG)
+
     def work():
         if dist.get_rank() == 1:
             dist.all_reduce(torch.ones(extra))
         dist.all_reduce(torch.ones(1000))
 
-    told = 0
     for _ in range(5):
         with pytest.raises(LaunchError, match="distributed collective mismatch") as caught:
             launch(work, timeout=HANG)
@@ -329,12 +331,10 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted):
         assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: ")  # by gloo
         first, _, then = message.partition(f"rank {aborted} was at:")[2].partition("rank ")
         lines = {aborted: first, 1 - aborted: then}
-        calls = ("dist.all_reduce(torch.ones(1000))", "dist.all_reduce(torch.ones(extra))")
-        assert calls[aborted] in first
+        assert "dist.all_reduce(torch.ones(extra))" in lines[1]
+        assert "dist.all_reduce(torch.ones(1000))" in lines[0]
         assert f"{__file__}, line " in first
-        told += calls[1 - aborted] in lines[1 - aborted] and f'{__file__}", line ' in then
-    # The rank that was not aborted has `GRACE` seconds to say so; a busy machine may need longer.
-    assert told >= 3
+        assert f'{__file__}", line ' in then
 
 
 @pytest.mark.parametrize(

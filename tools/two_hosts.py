@@ -303,11 +303,11 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
     remove_left_overs()
     if options.what == "record":
-        from two_hosts_record import record
-
         paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         sys.path.insert(0, str(ROOT / "src"))
+        from two_hosts_record import record
+
         record(options.to, options.parts)
     return 0
 

@@ -21,6 +21,8 @@ from statistics import median
 
 from two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
 
+from torchladder.estimating import all_reduce_seconds, step_seconds
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNG, ELASTIC = ROOT / "rungs" / "4_ddp.py", ROOT / "rungs" / "4_ddp_elastic.py"
 DATA = ROOT / "src" / "torchladder" / "bundled" / "fashion_mnist_small.npz"
@@ -99,18 +101,6 @@ def measure() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
-
-
-# --- chapter 11's formulas ----------------------------------------------------------------------
-
-
-def all_reduce_seconds(nbytes: float, ranks: int, latency: float, bandwidth: float) -> float:
-    messages = 2 * (ranks - 1)
-    return messages * latency + messages / ranks * nbytes / bandwidth
-
-
-def step_seconds(computing: float, all_reduce: float, overlap: float = 0.0) -> float:
-    return computing + max(0.0, all_reduce - overlap * computing)
 
 
 # --- running and reading ------------------------------------------------------------------------
