@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
 HTML := _build/html
+# _build/pages: when the site was last built without a warning.
+SPHINX = $(BIN)/jupyter-book build . -W -n --keep-going --quiet && touch _build/pages || { rm -f _build/pages; exit 1; }
 REPORTS := _build/reports
 
 # A progress bar in a notebook would be an output that differs from run to run.
@@ -18,7 +20,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-book: site  ## build the site
+book: venv _build/pages  ## build the site; what is unchanged since the last time is kept
+	$(SPHINX)
 	@echo
 	@echo "The book is at $(CURDIR)/$(HTML)/index.html"
 	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
@@ -37,13 +40,17 @@ lint: venv
 # From scratch: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
 site: venv
 	rm -rf $(HTML) _build/.doctrees
-	$(BIN)/jupyter-book build . -W -n --keep-going --quiet
+	$(SPHINX)
+
+_build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
+	rm -rf $(HTML) _build/.doctrees
 
 # Each also lands in the site's folder download/, which `make site` removes: make book pdf zip
-pdf: site  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
+# Each also lands in the site's folder download/, which `make site` removes: make site pdf zip
+pdf: book  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
 	$(BIN)/python tools/pdf.py
 
-zip: site  ## write the site to read without network, _build/the-device-ladder.zip
+zip: book  ## write the site to read without network, _build/the-device-ladder.zip
 	$(BIN)/python tools/site_zip.py
 
 # Here and below, two tests at a time with a thread each: threads that wait for a busy core are very slow.
@@ -88,7 +95,7 @@ test-long: venv  ## the tests that take minutes: two hosts cut off and slowed (a
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --durations=0 tests
 
-bench: site  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
+bench: book  ## measure the book's tools against their peers; twenty minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 
 linkcheck: venv  ## ask every site that the book links to whether the page is still there

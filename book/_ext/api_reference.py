@@ -90,10 +90,15 @@ def add_users(app, what, name, obj, options, lines):
     users = notebooks_by_name(folder).get(name, [])
     if what == "module" or not users:
         return
-    for notebook in users:
-        app.env.note_dependency(str(folder / f"{notebook}.ipynb"))
     links = ", ".join(f":doc:`{label(user)} </notebooks/{user}>`" for user in users)
     lines += ["", ":{}: {}".format(_("Used in"), links), ""]
+
+
+def pages_with_new_users(app, env, added, changed, removed):
+    """All of the reference if a notebook has begun or ceased to use a name, else nothing."""
+    users = dict(notebooks_by_name(Path(app.srcdir, "notebooks")))
+    before, env.notebooks_by_name = getattr(env, "notebooks_by_name", None), users
+    return [] if users == before else [page for page in env.found_docs if "book/api/" in page]
 
 
 def write_factories(app, what, name, obj, options, signature, returns):
@@ -162,6 +167,7 @@ def resolve_backticks(app, env, node, contnode):
 
 def setup(app):
     app.add_directive("command-help", CommandHelp)
+    app.connect("env-get-outdated", pages_with_new_users)
     app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-signature", write_factories)
     app.connect("html-page-context", lines_of_signatures)

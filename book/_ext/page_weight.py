@@ -3,6 +3,7 @@
 The theme's own files are trimmed after they were copied: Font Awesome goes, torchladder.css draws
 the icons. And its script no longer measures every block of code, which it does twice while a page
 opens, before and after the copy buttons come; torchladder.js has the browser tell the sizes.
+What no style distinguishes is no element of its own: of a long page's elements, that is half.
 """
 
 import re
@@ -10,6 +11,9 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pygments.formatters import HtmlFormatter
+from pygments.token import Name, Punctuation, Token, Whitespace
+from sphinx.highlighting import PygmentsBridge
 from sphinx.util import logging
 
 LOGGER = logging.getLogger(__name__)
@@ -32,7 +36,23 @@ FONT_AWESOME = re.compile(
     r"|(?<=[{}/])[^{}]*\{[^{}]*(?:Font Awesome|font:var\(--fa-|content:var\(--pst-icon)[^{}]*\}",
     re.DOTALL,
 )
+# Both themes write these as they write any code, and the words of inline code alike.
+PLAIN = (Name, Name.Other, Punctuation, Whitespace)
+WORD = re.compile(r'<span class="pre">(.*?)</span>')
 MEASURE_ALL = re.compile(r"(?<==>\{)document\.querySelectorAll\(\[\"pre\",.*?:-1\}\)(?=\})")
+
+
+class FewerElements(HtmlFormatter):
+    """Makes no element of names, brackets and spaces."""
+
+    def format_unencoded(self, tokensource, outfile):
+        coloured = ((Token if kind in PLAIN else kind, text) for kind, text in tokensource)
+        super().format_unencoded(coloured, outfile)
+
+
+def make_words_text(app, page, template, context, doctree):
+    for part in {"body", "toc"} & context.keys():
+        context[part] = WORD.sub(r"\1", context[part])
 
 
 def load_what_is_used(app, page, template, context, doctree):
@@ -66,6 +86,9 @@ def cut(file, pattern, mark):
 
 
 def setup(app):
+    PygmentsBridge.html_formatter = FewerElements
+    # Before the theme makes its list of what is on the page.
+    app.connect("html-page-context", make_words_text, priority=100)
     app.connect("html-page-context", load_what_is_used, priority=900)  # after those that add files
     app.connect("build-finished", trim_the_theme)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,7 +5,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
+from page_weight import PLAIN
 from pages import as_sent
+from pygments.formatters import HtmlFormatter
+from pygments.styles import get_style_by_name
+from pygments.token import Name
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVIEST = 250_000  # bytes over the wire: a quarter of what a page may weigh
@@ -82,3 +87,22 @@ def test_every_icon_of_the_theme_is_drawn(pages):
     sheet = (ROOT / "book/_static/torchladder.css").read_text(encoding="utf-8")
     assert len(shown) >= 9
     assert shown <= set(re.findall(r"^\.(fa-[\w-]+) \{ --icon: url", sheet, re.MULTILINE))
+
+
+def test_names_and_brackets_in_code_are_no_elements_and_neither_are_words(pages):
+    for page in pages.values():
+        assert page.select("code .pre") == []
+        for kind in ("n", "nx", "p", "w"):
+            assert page.select(f".highlight [class='{kind}']") == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_no_element_would_look_like_the_rest_of_the_code(theme):
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    options = config["sphinx"]["config"]["html_theme_options"]
+    style = get_style_by_name(options[f"pygments_{theme}_style"])
+    name = style.style_for_token(Name)
+    assert not name["bold"] | name["italic"] | name["underline"]
+    assert [style.style_for_token(kind) for kind in PLAIN] == [name] * len(PLAIN)
+    sheet = HtmlFormatter(style=style).get_style_defs(".highlight")
+    assert re.search(rf"^\.highlight {{.* color: #{name['color']} }}$", sheet, re.MULTILINE | re.I)
