@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+import torchvision.transforms.functional as TF
 
 from torchladder import data
-from torchladder.data import DeviceBatches, balanced_subset, load, loader
+from torchladder.data import DeviceBatches, balanced_subset, flip_and_crop, load, loader
 
 needs_full_set = pytest.mark.skipif(
     not data.DEBIAN.is_dir(), reason="Debian's dataset-fashion-mnist is not installed"
@@ -408,3 +409,91 @@ def test_impossible_batches_are_refused(small):
         loader(balanced_subset(small, 0, 1))
     with pytest.raises(ValueError, match="train split is empty"):
         DeviceBatches(balanced_subset(small, 0, 1), device=torch.device("cpu"))
+
+
+# --- augmentation -------------------------------------------------------------------------------
+
+
+def every_flip_and_crop(image, padding):
+    """What torchvision makes of one image: each shift, as it is and mirrored."""
+    height, width = image.shape[-2:]
+    padded, shifts = TF.pad(image, padding), range(2 * padding + 1)
+    crops = [TF.crop(padded, top, left, height, width) for top in shifts for left in shifts]
+    return torch.stack([*crops, *map(TF.hflip, crops)])
+
+
+def test_each_flip_and_shift_occurs_equally_often_and_is_torchvisions():
+    image = torch.rand(1, 6, 5)
+    generator = torch.Generator().manual_seed(0)
+    made = flip_and_crop(image.expand(10_000, -1, -1, -1), padding=2, generator=generator)
+    same = (made[:, None] == every_flip_and_crop(image, 2)).flatten(2).all(2)
+    assert same.shape == (10_000, 50)
+    assert (same.sum(1) == 1).all()
+    # 200 of each are expected, and 14 more or fewer is the standard deviation.
+    assert same.sum(0).min() > 130
+    assert same.sum(0).max() < 270
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_all_channels_of_an_image_move_alike_and_no_other_image_comes_in(dtype, padding):
+    images = torch.randint(1, 255, (40, 3, 7, 5)).to(dtype)
+    before = images.clone()
+    made = flip_and_crop(images, padding=padding)
+    assert made.dtype == dtype
+    assert torch.equal(images, before)
+    for image, result in zip(images, made, strict=True):
+        assert any(torch.equal(result, way) for way in every_flip_and_crop(image, padding))
+
+
+def test_the_generator_alone_decides_how_images_are_moved(small):
+    images = small.train_images[:100]
+    one, same, other = (
+        flip_and_crop(images, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "make", [loader, lambda *a, **k: DeviceBatches(*a, device=torch.device("cpu"), **k)]
+)
+def test_training_images_are_augmented_as_bytes_and_test_images_never(small, make):
+    seen = []
+
+    def invert(images):
+        seen.append(images.dtype)
+        return 255 - images
+
+    plain, inverted = make(small, batch_size=6000), make(small, batch_size=6000, augment=invert)
+    inverse = dataclasses.replace(small, train_images=255 - small.train_images)
+    for (_, labels), (images, same_labels), (expected, _) in zip(
+        plain, inverted, make(inverse, batch_size=6000), strict=True
+    ):
+        assert torch.equal(labels, same_labels)
+        assert torch.equal(images, expected)
+    assert seen == [torch.uint8] * 2
+    assert all(map(torch.equal, next(iter(make(small, "test", augment=invert))),
+                   next(iter(make(small, "test")))))  # fmt: skip
+
+
+def test_each_worker_and_each_epoch_moves_images_in_its_own_way_set_by_the_seed(small):
+    same = dataclasses.replace(small, train_images=small.train_images[:1].expand(400, -1, -1, -1),
+                               train_labels=small.train_labels[:400])  # fmt: skip
+
+    def batches(seed):
+        source = loader(same, batch_size=100, workers=2, seed=seed, augment=flip_and_crop)
+        return [images for _ in range(2) for images, _ in source]
+
+    one, again, other = batches(0), batches(0), batches(1)
+    assert all(map(torch.equal, one, again))
+    different = [*one, *other]
+    assert not any(torch.equal(a, b) for i, a in enumerate(different) for b in different[:i])
+
+
+def test_impossible_augmentations_are_refused(small):
+    with pytest.raises(ValueError, match="padding=-1"):
+        flip_and_crop(small.train_images[:2], padding=-1)
+    pair = (data.ImageSet(small, "train"), data.ImageSet(small, "test"))
+    with pytest.raises(ValueError, match="augment= is for an ImageData"):
+        loader(pair, augment=flip_and_crop)

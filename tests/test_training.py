@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from torchladder.data import balanced_subset, load, loader
+from torchladder.data import balanced_subset, flip_and_crop, load, loader
 from torchladder.models import MLP, LeNet
 from torchladder.training import device_of, evaluate, train, train_epoch
 
@@ -64,6 +64,17 @@ def test_dropout_follows_the_seed_too(data):
         return model[2].weight
 
     assert torch.equal(trained(), trained())
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_augmentation_follows_the_seed_too(data, on_device):
+    def trained(seed, augment=flip_and_crop):
+        model = new_model()
+        options = {"epochs": 1, "batch_size": 256, "progress": False, "on_device": on_device}
+        return train(model, data, seed=seed, augment=augment, **options)[0].loss
+
+    assert trained(0) == trained(0)
+    assert trained(0) != trained(0, None)
 
 
 def test_metrics_are_averaged_by_image_not_by_batch(data):

@@ -11,13 +11,14 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
@@ -298,21 +299,67 @@ def _cifar10(folders: list[Path]) -> ImageData:
 
 
 class ImageSet(Dataset):
-    """One split of `data` as a map-style dataset of ``(normalised image, label)``."""
+    """One split of `data` as a map-style dataset of ``(normalised image, label)``.
 
-    def __init__(self, data: ImageData, split: str) -> None:
+    `augment` is given the ``uint8`` images of a batch.
+    """
+
+    def __init__(
+        self, data: ImageData, split: str, augment: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self.data = data
         self.images, self.labels = data.split(split)
+        self.augment = augment
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int | list[int]) -> tuple[Tensor, Tensor]:
-        return self.data.normalise(self.images[index]), self.labels[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
 
     # DataLoader calls this, if it is there, once a batch instead of __getitem__ once an image:
     # no stacking of single images (https://pytorch.org/docs/stable/data.html).
-    __getitems__ = __getitem__
+    def __getitems__(self, indices: list[int] | Tensor) -> tuple[Tensor, Tensor]:
+        images = self.images[indices]
+        if self.augment is not None:
+            images = self.augment(images)
+        return self.data.normalise(images), self.labels[indices]
+
+
+def flip_and_crop(
+    images: Tensor, *, padding: int = 2, generator: torch.Generator | None = None
+) -> Tensor:
+    """A batch of new images, each mirrored left-right or not, and shifted, both at random.
+
+    Every shift by up to `padding` pixels is as likely as any other, and zeros come in at the
+    edges: torchvision's ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip()``, for all
+    images at once and on their device.
+
+    Parameters
+    ----------
+    images : Tensor
+        Of shape ``(N, C, H, W)`` and any dtype.
+    generator : torch.Generator, optional
+        Of the images' device; default the global one. Workers of a data loader would each use
+        a copy of it and draw the same: leave it out there.
+
+    Raises
+    ------
+    ValueError
+        If `padding` is negative.
+    """
+    if padding < 0:
+        raise ValueError(f"padding={padding}: shift by so many pixels at most, 0 or more.")
+    count, _, height, width = images.shape
+    # Which of two, and where the window into the padded image begins.
+    mirrored, top, left = (
+        torch.randint(ways, (count,), generator=generator, device=images.device)
+        for ways in (2, 2 * padding + 1, 2 * padding + 1)
+    )
+    both = F.pad(torch.stack([images, images.flip(3)]), [padding] * 4)
+    windows = both.unfold(3, height, 1).unfold(4, width, 1)  # views: nothing is copied yet
+    return windows[mirrored, torch.arange(count, device=images.device), :, top, left]
 
 
 def dataset_of(data: ImageData | Sequence[Dataset], split: str) -> Dataset:
@@ -357,6 +404,7 @@ def loader(
     pin_memory: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    augment: Callable[[Tensor], Tensor] | None = None,
 ) -> DataLoader:
     """Batches of one split on the CPU; ``"train"`` is shuffled again each epoch, ``"test"`` never.
 
@@ -367,15 +415,23 @@ def loader(
     For training, each rank gets equally many: up to n - 1 images are read twice. Test images are
     each read once, by one rank.
 
+    `augment`, such as `flip_and_crop`, is called with each ``uint8`` batch of ``"train"`` before
+    it is normalised. It draws from the global generator; that of each worker follows `seed`, and
+    goes on from epoch to epoch.
+
     Raises
     ------
     ValueError
-        If `batch_size` is below 1, `workers` is negative, or the split is empty or cannot be
-        indexed.
+        If `batch_size` is below 1, `workers` is negative, the split is empty or cannot be
+        indexed, or there is an `augment` for a pair of data sets.
     """
     if workers < 0:
         raise ValueError(f"workers={workers}: give 0 (load in this process) or more.")
     dataset = dataset_of(data, split)
+    if augment is not None and not isinstance(data, ImageData):
+        raise ValueError("augment= is for an ImageData: let a data set of your own augment itself.")
+    if split == "train" and augment is not None:
+        dataset.augment = augment
     sampler = _sampler(split, dataset, batch_size, seed, rank, world_size)
     return DataLoader(
         dataset,
@@ -395,7 +451,7 @@ def loader(
 class DeviceBatches:
     """The same batches as `loader`, from a split that is kept on `device` as ``uint8``.
 
-    Indexing and normalising happen there, so an epoch copies nothing but the order.
+    Indexing, augmenting and normalising happen there, so an epoch copies nothing but the order.
     """
 
     def __init__(
@@ -408,8 +464,10 @@ class DeviceBatches:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        augment: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.data = data
+        self.augment = augment if split == "train" else None
         self.images, self.labels = (tensor.to(device) for tensor in data.split(split))
         self.batch_size = batch_size
         self.sampler = _sampler(split, self.images, batch_size, seed, rank, world_size)
@@ -420,7 +478,10 @@ class DeviceBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.tensor(list(self.sampler), device=self.images.device)
         for indices in order.split(self.batch_size):
-            yield self.data.normalise(self.images[indices]), self.labels[indices]
+            images = self.images[indices]
+            if self.augment is not None:
+                images = self.augment(images)
+            yield self.data.normalise(images), self.labels[indices]
 
 
 class ShuffledSampler(DistributedSampler):

@@ -92,6 +92,7 @@ def train(
     amp: str | None = None,
     workers: int = 0,
     on_device: bool = False,
+    augment: Callable[[Tensor], Tensor] | None = None,
     ddp_options: dict | None = None,
     progress: bool = True,
     checkpoint_dir: str | os.PathLike | None = None,
@@ -125,6 +126,8 @@ def train(
         Automatic mixed precision; with fp16 the gradients are scaled.
     workers, on_device : int, bool
         Load data in so many processes, or keep the whole `ImageData` on the device.
+    augment : callable, optional
+        What changes the ``uint8`` training images of an `ImageData`, such as `flip_and_crop`.
     ddp_options : dict, optional
         What `DistributedDataParallel` is given, such as ``find_unused_parameters``.
     checkpoint_dir, checkpoint_every : path, int, optional
@@ -146,6 +149,7 @@ def train(
     _check_checkpoints(checkpoint_dir, checkpoint_every, resume)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
     deal = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": ranks}
+    deal["augment"] = augment
     batches = _batches(data, device, workers, on_device, deal)
     model.to(device)
     wrapped = wrap(model, rung, device, **(ddp_options or {}))
