@@ -1,14 +1,18 @@
-"""What readers may want to know of the machine that outputs come from."""
+"""What readers may want to know of the machine that outputs come from, and of the code that ran."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import platform
 import re
 import subprocess
 from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine_name() -> str:
@@ -68,3 +72,33 @@ def _system() -> str:
     with contextlib.suppress(OSError):
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     return f"{platform.system()} {platform.release()}"
+
+
+def commit() -> dict:
+    """The commit that is run, and whether anything but ``runs/`` differs from it."""
+    packed = ROOT / "commit.json"  # a copy without a history may bring this along
+    if packed.exists():
+        return json.loads(packed.read_text(encoding="utf-8"))
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != ROOT:
+            raise OSError("the repository is another one's")
+        changes = git("status", "--porcelain", "--", ".", ":!runs")
+        return {"commit": git("rev-parse", "HEAD"), "clean": not changes}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "clean": None}
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+
+
+def write_json(value: dict, path: Path) -> None:
+    """Write `value` to `path`: all of it, or nothing."""
+    write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

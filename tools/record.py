@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
-from machine_facts import machine_facts, machine_name
+from machine_facts import commit, machine_facts, machine_name, write_json
 from nbclient.exceptions import CellControlSignal
-from refresh import NOTEBOOKS, execute, write_json, write_notebook
+from refresh import NOTEBOOKS, execute, write_notebook
 
 ROOT = NOTEBOOKS.parent
 CELL_TIMEOUT = 600
@@ -44,25 +44,6 @@ def data_sets() -> dict[str, str]:
         except (OSError, ValueError):
             here[name] = "not here"
     return here
-
-
-def commit() -> dict:
-    """The commit that is run, and whether anything but ``runs/`` differs from it."""
-    packed = ROOT / "commit.json"  # a copy without a history may bring this along
-    if packed.exists():
-        return json.loads(packed.read_text(encoding="utf-8"))
-    try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != ROOT:
-            raise OSError("the repository is another one's")
-        changes = git("status", "--porcelain", "--", ".", ":!runs")
-        return {"commit": git("rev-parse", "HEAD"), "clean": not changes}
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "clean": None}
-
-
-def git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
 
 
 # --- running ------------------------------------------------------------------------------------

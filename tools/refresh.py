@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 from clinic_notebooks import clinic_notebook
-from machine_facts import machine_facts
+from machine_facts import machine_facts, write_json, write_text
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -76,18 +76,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
 
 def write_notebook(notebook: nbformat.NotebookNode, path: Path) -> None:
     """Write `notebook` to `path`: all of it, or nothing."""
-    _write(nbformat.writes(notebook, ensure_ascii=False).rstrip("\n") + "\n", path)
-
-
-def write_json(value: dict, path: Path) -> None:
-    """Write `value` to `path`: all of it, or nothing."""
-    _write(json.dumps(value, indent=1, ensure_ascii=False) + "\n", path)
-
-
-def _write(text: str, path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(nbformat.writes(notebook, ensure_ascii=False).rstrip("\n") + "\n", path)
 
 
 def normalise(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
