@@ -13,6 +13,8 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from refresh import NOTEBOOKS, execute, write_notebook
 
 ROOT = NOTEBOOKS.parent
 CELL_TIMEOUT = 600
-TESTS_TIMEOUT = 3600
+TESTS_TIMEOUT = 600  # a file
 
 
 def data_sets() -> dict[str, str]:
@@ -49,14 +51,52 @@ def data_sets() -> dict[str, str]:
 # --- running ------------------------------------------------------------------------------------
 
 
-def record(machine: str, runs: Path, command: str) -> bool:
-    """Write ``runs/machine``; True if all chapters and tests passed.
+def record(machine: str, runs: Path, command: str, parts: list[str] | None = None) -> bool:
+    """Write ``runs/machine``; True if all chapters and tests that ran have passed.
+
+    `parts` are names of chapters and files of tests: only these run, and what ``runs/machine``
+    has of the others stays, if it comes from the same machine and software.
 
     Raises
     ------
     ValueError
-        If this machine is not `machine`; nothing is written then.
+        If this machine is not `machine`, if there is no such part, or if the earlier run had
+        other software; nothing is written then.
     """
+    chapters = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    files = gpu_test_files()
+    if unknown := set(parts or []) - {*chapters, *files}:
+        raise ValueError(f"no chapter and no file of GPU tests: {', '.join(sorted(unknown))}")
+    facts = facts_of(machine, command)
+    earlier = earlier_run(facts, runs / machine) if parts is not None else None
+    facts, differs = earlier or (facts | {"notebooks": {}, "gpu_tests": {}}, {})
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs, prefix=".") as temporary:
+        new = Path(temporary) / machine
+        new.mkdir()
+        keep(runs / machine, new, chapters_too=earlier is not None)
+        clean = cleaner()
+        for name in chapters if parts is None else [part for part in parts if part in chapters]:
+            outcome = run(chapters[name], new / chapters[name].name, clean) | differs
+            facts["notebooks"][name] = outcome
+            ended = "passed" if outcome["passed"] else f"FAILED: {outcome['error']}"
+            print(f"{name}: {ended}, {outcome['seconds']} s", flush=True)
+        for file in files if parts is None else [part for part in parts if part in files]:
+            tests = cleaned(run_gpu_tests(file, Path(temporary)), clean) | differs
+            facts["gpu_tests"][file] = tests
+            print(f"{file}: {tests}", flush=True)
+        for kind in ("notebooks", "gpu_tests"):
+            facts[kind] = dict(sorted(facts[kind].items()))
+        write_json(facts, new / "machine.json")
+        put_in_place(new, runs / machine, Path(temporary) / "before")
+    ran = set(parts if parts is not None else [*chapters, *files])
+    chapters_passed = all(facts["notebooks"][name]["passed"] for name in ran & set(chapters))
+    tests = [facts["gpu_tests"][file] for file in ran & set(files)]
+    return chapters_passed and not any(t.get("failed") or "error" in t for t in tests)
+
+
+def facts_of(machine: str, command: str) -> dict:
+    """What ``machine.json`` says besides the outcomes; ValueError if this is not `machine`."""
     # In a process of its own: a CUDA context here would take memory from the chapters.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         facts = pool.apply(machine_facts)
@@ -66,23 +106,33 @@ def record(machine: str, runs: Path, command: str) -> bool:
                 f"{machine!r} is not here: this machine has {gpus}. What runs here can be recorded "
                 f"as {facts['machine']!r}. Nothing was run or written."
             )
-        facts |= {"command": command} | commit() | {"data": pool.apply(data_sets)}
-    runs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=runs, prefix=".") as temporary:
-        new = Path(temporary) / machine
-        new.mkdir()
-        clean = cleaner()
-        facts["notebooks"] = {}
-        for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-            facts["notebooks"][path.stem] = outcome = run(path, new / path.name, clean)
-            ended = "passed" if outcome["passed"] else f"FAILED: {outcome['error']}"
-            print(f"{path.stem}: {ended}, {outcome['seconds']} s", flush=True)
-        facts["gpu_tests"] = tests = cleaned(run_gpu_tests(Path(temporary)), clean)
-        print(f"GPU tests: {tests}", flush=True)
-        write_json(facts, new / "machine.json")
-        put_in_place(new, runs / machine, Path(temporary) / "before")
-    passed = all(outcome["passed"] for outcome in facts["notebooks"].values())
-    return passed and not tests.get("failed") and "error" not in tests
+        return facts | {"command": command} | commit() | {"data": pool.apply(data_sets)}
+
+
+def earlier_run(facts: dict, folder: Path) -> tuple[dict, dict] | None:
+    """What `folder` tells of a run that is to be completed, and how this commit differs from its.
+
+    Raises
+    ------
+    ValueError
+        If another machine or other software made it.
+    """
+    file = folder / "machine.json"
+    if not file.exists():
+        return None
+    earlier = json.loads(file.read_text(encoding="utf-8"))
+    same = ("machine", "gpus", "driver", "cuda", "torch", "torchvision", "python")
+    if other := [f"{name} {earlier[name]}" for name in same if earlier[name] != facts[name]]:
+        raise ValueError(f"{folder} is from elsewhere ({', '.join(other)}): name another folder")
+    here = {name: facts[name] for name in ("commit", "clean")}
+    return earlier, {} if here == {name: earlier[name] for name in here} else here
+
+
+def keep(folder: Path, new: Path, *, chapters_too: bool) -> None:
+    """Copy the measurements of ``benchmarks/gpu`` in `folder`, and its chapters if they stay."""
+    for file in sorted(folder.glob("*")):
+        if file.suffix == ".json" or (chapters_too and file.suffix == ".ipynb"):
+            shutil.copy(file, new)
 
 
 def put_in_place(new: Path, target: Path, before: Path) -> None:
@@ -196,21 +246,26 @@ def cleaned(value, clean: Callable[[str], str]):
     return value
 
 
-def run_gpu_tests(folder: Path) -> dict:
-    """How many of the tests marked ``gpu`` or ``multigpu`` passed, and which failed."""
-    files = [
+def gpu_test_files() -> list[str]:
+    """The files with tests marked ``gpu`` or ``multigpu``, of the package and its programs."""
+    # Tests of the site and of these tools need what builds it, and no GPU.
+    others = [ROOT / "tests" / name for name in ("site", "tools")]
+    return [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if re.search(r"\bmark\.(multi)?gpu\b", path.read_text(encoding="utf-8"))
+        if not any(path.is_relative_to(folder) for folder in others)
+        and re.search(r"\bmark\.(multi)?gpu\b", path.read_text(encoding="utf-8"))
     ]
-    if not files:
-        return {"error": "there are none"}
+
+
+def run_gpu_tests(file: str, folder: Path) -> dict:
+    """How many of a file's tests marked ``gpu`` or ``multigpu`` passed, and which failed."""
     report = folder / "tests.xml"
-    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    options += ["-m", "gpu or multigpu", f"--junitxml={report}"]
+    report.unlink(missing_ok=True)
+    options = ["-q", "-p", "no:cacheprovider", "-m", "gpu or multigpu", f"--junitxml={report}"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *files],
+            [sys.executable, "-m", "pytest", *options, file],
             cwd=ROOT, timeout=TESTS_TIMEOUT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -234,6 +289,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("machine", nargs="?", help="what this machine is: cpu, 1xH200, 2xT4 ...")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", metavar="FOLDER")
+    told = "run only these chapters and files of tests, and keep what was recorded of the others"
+    parser.add_argument("--parts", nargs="+", metavar="NAME", help=told)
     options = parser.parse_args(arguments)
     if not options.machine:
         parser.error(f"say which machine this is; it looks like {machine_name()!r}")
@@ -242,8 +299,11 @@ def main(arguments: list[str] | None = None) -> int:
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ.update(TQDM_DISABLE="1", PYTHONPATH=os.pathsep.join(paths))
     sys.path.insert(0, str(ROOT / "src"))
+    # Stopped like this, nbclient still ends its kernel.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("record: was told to stop"))
+    command = f"python tools/record.py {options.machine}"
     try:
-        passed = record(options.machine, options.runs, f"python tools/record.py {options.machine}")
+        passed = record(options.machine, options.runs, command, options.parts)
     except ValueError as error:
         print(f"record: {error}", file=sys.stderr)
         return 2

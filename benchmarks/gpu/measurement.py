@@ -19,9 +19,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
-from machine_facts import commit, machine_facts, write_json  # noqa: E402
+from machine_facts import commit, machine_facts, write_json
 
-from torchladder import devices, measuring  # noqa: E402
+from torchladder import devices, measuring
 
 
 class Sheet:

@@ -313,12 +313,17 @@ def chapters_of(app, machine):
     return "; ".join(parts)
 
 
-def tests_of(tests):
-    if "error" in tests:
-        return _("not run: {error}").format(error=tests["error"])
-    told = _("{passed} passed, {failed} failed, {skipped} skipped").format(**tests)
-    failed = ", ".join(f"`{name}`" for name in tests["names_of_failed"])
-    return f"{told}: {failed}" if failed else told
+def tests_of(files):
+    """The tests of all files together, those that failed, and files that could not be run."""
+    counts = [outcome for outcome in files.values() if "error" not in outcome]
+    total = {key: sum(c[key] for c in counts) for key in ("passed", "failed", "skipped")}
+    parts = [_("{passed} passed, {failed} failed, {skipped} skipped").format(**total)]
+    parts += [f"`{name}`" for outcome in counts for name in outcome["names_of_failed"]]
+    for file, outcome in files.items():
+        if "error" in outcome:
+            told = _("`{file}` not run: {error}")
+            parts.append(told.format(file=file, error=inline(outcome["error"])))
+    return "; ".join(parts) if files else _("not run")
 
 
 def setup(app):

@@ -160,10 +160,12 @@ def test_neither_paths_nor_the_machines_name_are_in_a_run(run, repository):
 
 def test_the_gpu_tests_are_counted_and_those_that_failed_are_named(run):
     assert json.loads((run / "machine.json").read_text())["gpu_tests"] == {
-        "passed": 1,
-        "failed": 1,
-        "skipped": 1,
-        "names_of_failed": ["tests.test_gpus.test_with_a_gpu[False]"],
+        "tests/test_gpus.py": {
+            "passed": 1,
+            "failed": 1,
+            "skipped": 1,
+            "names_of_failed": ["tests.test_gpus.test_with_a_gpu[False]"],
+        }
     }
 
 
