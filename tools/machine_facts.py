@@ -76,15 +76,15 @@ def _system() -> str:
 
 def commit() -> dict:
     """The commit that is run, and whether anything but ``runs/`` differs from it."""
-    packed = ROOT / "commit.json"  # a copy without a history may bring this along
-    if packed.exists():
-        return json.loads(packed.read_text(encoding="utf-8"))
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != ROOT:
             raise OSError("the repository is another one's")
         changes = git("status", "--porcelain", "--", ".", ":!runs")
         return {"commit": git("rev-parse", "HEAD"), "clean": not changes}
     except (OSError, subprocess.CalledProcessError):
+        packed = ROOT / "commit.json"  # a copy without a history may bring this along
+        if packed.exists():
+            return json.loads(packed.read_text(encoding="utf-8"))
         return {"commit": None, "clean": None}
 
 
