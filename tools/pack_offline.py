@@ -2,9 +2,9 @@
 
     python tools/pack_offline.py --python 3.12 --platform x86_64
 
-writes ``dist/offline/``: Fashion-MNIST and the wheels of what runs notebooks, and ``commit.json`` at
-the root of this tree, for a copy without a history. Carry the tree there, without ``.git``, and run
-the line that is printed. PyTorch, torchvision, matplotlib, accelerate and pytest have to be there.
+writes Fashion-MNIST and the wheels of what runs notebooks to ``dist/offline/``, and ``commit.json``
+for a copy without a history. Carry the tree there, without ``.git``, and run the line that is
+printed. PyTorch, torchvision, matplotlib, accelerate and pytest have to be there.
 """
 
 from __future__ import annotations

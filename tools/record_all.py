@@ -227,10 +227,9 @@ def unpack(archive: Path, folder: Path) -> None:
 def told(steps: Iterable[Step], session: Session, no_time: list[str]) -> int:
     """Say how all of it went; 0 if every step has passed."""
     states = {step.name: session.outcomes.get(step.name, {}).get("ended") for step in steps}
-    bad = [
-        f"{n} ({s})" for n, s in states.items() if s not in ("passed", None) and n not in no_time
-    ]
-    print(f"\npassed: {sum(s == 'passed' for s in states.values())} of {len(states)} steps")
+    passed = [name for name, state in states.items() if state == "passed"]
+    bad = [f"{n} ({state})" for n, state in states.items() if state and n not in passed]
+    print(f"\npassed: {len(passed)} of {len(states)} steps")
     if bad:
         print(f"not passed: {'; '.join(bad)}")
     if no_time:
