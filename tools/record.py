@@ -30,8 +30,9 @@ from nbclient.exceptions import CellControlSignal
 from refresh import NOTEBOOKS, execute, write_notebook
 
 ROOT = NOTEBOOKS.parent
-CELL_TIMEOUT = 600
-TESTS_TIMEOUT = 600  # a file
+CELL_TIMEOUT = 300
+TESTS_TIMEOUT = 300  # a file
+PARTS = ("notebooks", "gpu_tests")
 
 
 def data_sets() -> dict[str, str]:
@@ -54,8 +55,8 @@ def data_sets() -> dict[str, str]:
 def record(machine: str, runs: Path, command: str, parts: list[str] | None = None) -> bool:
     """Write ``runs/machine``; True if all chapters and tests that ran have passed.
 
-    `parts` are names of chapters and files of tests: only these run, and what ``runs/machine``
-    has of the others stays, if it comes from the same machine and software.
+    `parts` are names of chapters and files of tests, or ``chapters`` and ``tests`` for all of them:
+    only these run, if they have not passed before. Each is kept as soon as it has ended.
 
     Raises
     ------
@@ -65,34 +66,53 @@ def record(machine: str, runs: Path, command: str, parts: list[str] | None = Non
     """
     chapters = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     files = gpu_test_files()
-    if unknown := set(parts or []) - {*chapters, *files}:
+    groups = {"chapters": list(chapters), "tests": files}
+    if unknown := set(parts or []) - {*groups, *chapters, *files}:
         raise ValueError(f"no chapter and no file of GPU tests: {', '.join(sorted(unknown))}")
     facts = facts_of(machine, command)
-    earlier = earlier_run(facts, runs / machine) if parts is not None else None
-    facts, differs = earlier or (facts | {"notebooks": {}, "gpu_tests": {}}, {})
     runs.mkdir(parents=True, exist_ok=True)
+    if parts is not None:
+        facts, differs = completed(facts, runs / machine)
+        passed = {name for kind in PARTS for name, o in facts[kind].items() if is_good(o)}
+        names = [name for part in parts for name in groups.get(part, [part])]
+        (runs / machine).mkdir(exist_ok=True)
+        todo = [name for name in names if name not in passed]
+        run_parts(facts, runs / machine, todo, chapters, differs)
+        return all(is_good(outcome) for kind in PARTS for outcome in facts[kind].values())
     with tempfile.TemporaryDirectory(dir=runs, prefix=".") as temporary:
         new = Path(temporary) / machine
         new.mkdir()
-        keep(runs / machine, new, chapters_too=earlier is not None)
-        clean = cleaner()
-        for name in chapters if parts is None else [part for part in parts if part in chapters]:
-            outcome = run(chapters[name], new / chapters[name].name, clean) | differs
-            facts["notebooks"][name] = outcome
+        for file in (runs / machine).glob("*.json"):  # measurements stay
+            shutil.copy(file, new)
+        facts |= {kind: {} for kind in PARTS}
+        run_parts(facts, new, [*chapters, *files], chapters, {})
+        put_in_place(new, runs / machine, Path(temporary) / "before")
+    return all(is_good(outcome) for kind in PARTS for outcome in facts[kind].values())
+
+
+def run_parts(facts: dict, folder: Path, names: list[str], chapters: dict, differs: dict) -> None:
+    """Run chapters and files of tests, and keep each in `folder` as soon as it has ended."""
+    clean = cleaner()
+    write_json(facts, folder / "machine.json")
+    for name in names:
+        if name in chapters:
+            kind, outcome = "notebooks", run(chapters[name], folder / chapters[name].name, clean)
             ended = "passed" if outcome["passed"] else f"FAILED: {outcome['error']}"
             print(f"{name}: {ended}, {outcome['seconds']} s", flush=True)
-        for file in files if parts is None else [part for part in parts if part in files]:
-            tests = cleaned(run_gpu_tests(file, Path(temporary)), clean) | differs
-            facts["gpu_tests"][file] = tests
-            print(f"{file}: {tests}", flush=True)
-        for kind in ("notebooks", "gpu_tests"):
-            facts[kind] = dict(sorted(facts[kind].items()))
-        write_json(facts, new / "machine.json")
-        put_in_place(new, runs / machine, Path(temporary) / "before")
-    ran = set(parts if parts is not None else [*chapters, *files])
-    chapters_passed = all(facts["notebooks"][name]["passed"] for name in ran & set(chapters))
-    tests = [facts["gpu_tests"][file] for file in ran & set(files)]
-    return chapters_passed and not any(t.get("failed") or "error" in t for t in tests)
+        else:
+            kind, outcome = "gpu_tests", cleaned(run_gpu_tests(name), clean)
+            print(f"{name}: {outcome}", flush=True)
+        facts[kind] = dict(sorted({**facts[kind], name: outcome | differs}.items()))
+        write_json(facts, folder / "machine.json")
+
+
+def is_good(outcome: dict) -> bool:
+    """Whether a chapter has passed, or no test of a file has failed."""
+    return (
+        outcome.get("passed", 0) is not False
+        and not outcome.get("failed")
+        and ("error" not in outcome)
+    )
 
 
 def facts_of(machine: str, command: str) -> dict:
@@ -109,7 +129,7 @@ def facts_of(machine: str, command: str) -> dict:
         return facts | {"command": command} | commit() | {"data": pool.apply(data_sets)}
 
 
-def earlier_run(facts: dict, folder: Path) -> tuple[dict, dict] | None:
+def completed(facts: dict, folder: Path) -> tuple[dict, dict]:
     """What `folder` tells of a run that is to be completed, and how this commit differs from its.
 
     Raises
@@ -119,20 +139,13 @@ def earlier_run(facts: dict, folder: Path) -> tuple[dict, dict] | None:
     """
     file = folder / "machine.json"
     if not file.exists():
-        return None
+        return facts | {kind: {} for kind in PARTS}, {}
     earlier = json.loads(file.read_text(encoding="utf-8"))
     same = ("machine", "gpus", "driver", "cuda", "torch", "torchvision", "python")
     if other := [f"{name} {earlier[name]}" for name in same if earlier[name] != facts[name]]:
         raise ValueError(f"{folder} is from elsewhere ({', '.join(other)}): name another folder")
     here = {name: facts[name] for name in ("commit", "clean")}
     return earlier, {} if here == {name: earlier[name] for name in here} else here
-
-
-def keep(folder: Path, new: Path, *, chapters_too: bool) -> None:
-    """Copy the measurements of ``benchmarks/gpu`` in `folder`, and its chapters if they stay."""
-    for file in sorted(folder.glob("*")):
-        if file.suffix == ".json" or (chapters_too and file.suffix == ".ipynb"):
-            shutil.copy(file, new)
 
 
 def put_in_place(new: Path, target: Path, before: Path) -> None:
@@ -258,10 +271,13 @@ def gpu_test_files() -> list[str]:
     ]
 
 
-def run_gpu_tests(file: str, folder: Path) -> dict:
+def run_gpu_tests(file: str) -> dict:
     """How many of a file's tests marked ``gpu`` or ``multigpu`` passed, and which failed."""
-    report = folder / "tests.xml"
-    report.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        return told_by_pytest(file, Path(folder, "tests.xml"))
+
+
+def told_by_pytest(file: str, report: Path) -> dict:
     options = ["-q", "-p", "no:cacheprovider", "-m", "gpu or multigpu", f"--junitxml={report}"]
     try:
         done = subprocess.run(
@@ -289,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("machine", nargs="?", help="what this machine is: cpu, 1xH200, 2xT4 ...")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", metavar="FOLDER")
-    told = "run only these chapters and files of tests, and keep what was recorded of the others"
+    told = "go on with a record: chapters, tests, or names; what has passed is left out"
     parser.add_argument("--parts", nargs="+", metavar="NAME", help=told)
     options = parser.parse_args(arguments)
     if not options.machine:

@@ -40,57 +40,47 @@ RESERVE = 15  # seconds of a session that are kept for the archive
 
 @dataclass(frozen=True)
 class Step:
-    """A command, how many minutes it should take at most, and when it is ended."""
+    """A command; with fewer `minutes` left it is not begun, after `limit` minutes it is stopped."""
 
     name: str
     command: list[str]
-    minutes: float  # expected: what is not left is not begun
-    limit: float  # minutes
+    minutes: float
+    limit: float
 
 
 # --- what there is to do ------------------------------------------------------------------------
 
 
-# On an H100, as far as one can guess without one.
-MEASUREMENTS = {"speed_ladder": 6.0, "sizes": 2.0, "copies": 0.5, "inference": 1.0, "memory": 0.5}
+# Minutes on an H100, as far as one can guess without one.
+MEASUREMENTS = {"speed_ladder": 6.0, "copies": 0.5, "inference": 1.0, "memory": 0.5, "sizes": 1.5}
 
 
 def all_steps(folder: Path, machine: str, rehearse: bool) -> list[Step]:
-    """Everything, the steps whose loss would hurt most first."""
-    from record import gpu_test_files
-
+    """Everything; the chapters come last, since they go on where they were stopped."""
     python = sys.executable
     record = [python, "tools/record.py", machine, "--runs", str(folder / "runs"), "--parts"]
-    small = ["--small"] if rehearse else []
-    steps = []
+    steps = [Step("tests", [*record, "tests"], 1, 9)]
     for name, minutes in MEASUREMENTS.items():
         command = [python, f"benchmarks/gpu/{name}.py", "--folder", str(folder / "runs" / machine)]
-        steps.append(Step(name, command + small, minutes, 9))
-    tests = [Step(f"tests:{Path(f).stem}", [*record, f], 0.5, 4) for f in gpu_test_files()]
-    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-    chapters = [Step(f"record:{name}", [*record, name], 0.5, 4) for name in names]
-    if rehearse:  # each of a kind shows whether it can run
-        chapters = [step for step in chapters if step.name == "record:01_tensors_on_disk"]
-    return tests + steps + chapters
+        steps.append(Step(name, command + ["--small"] * rehearse, minutes, 9))
+    # A rehearsal shows whether a chapter can run; whether all do, `make test` knows.
+    parts = ["01_tensors_on_disk"] if rehearse else ["chapters"]
+    return [*steps, Step("record", [*record, *parts], 1, 20)]
 
 
 def chosen(steps: list[Step], only: str, skip: str) -> list[Step]:
-    """Those that are named, by a whole name or by what stands before the colon.
+    """All of them, or those that are named.
 
     Raises
     ------
     ValueError
         If a name is no step's.
     """
-
-    def names(step: Step) -> set[str]:
-        return {step.name, step.name.split(":")[0]}
-
-    known = set().union(*map(names, steps))
+    known = [step.name for step in steps]
     wanted, unwanted = (set(filter(None, words.split(","))) for words in (only, skip))
-    if unknown := (wanted | unwanted) - known:
+    if unknown := (wanted | unwanted) - set(known):
         raise ValueError(f"no step {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    return [s for s in steps if (not wanted or names(s) & wanted) and not names(s) & unwanted]
+    return [s for s in steps if (not wanted or s.name in wanted) and s.name not in unwanted]
 
 
 # --- doing it -----------------------------------------------------------------------------------
@@ -120,7 +110,7 @@ class Session:
                 continue
             self.note(step, "running", 0.0)  # stays, if this program is killed meanwhile
             start = time.monotonic()
-            log = self.folder / "logs" / f"{step.name.replace(':', '-')}.txt"
+            log = self.folder / "logs" / f"{step.name}.txt"
             ended = run(step.command, log, min(60 * step.limit, remaining), environment)
             self.note(step, ended, time.monotonic() - start)
             print(f"{step.name}: {ended}, {time.monotonic() - start:.0f} s", flush=True)
@@ -256,11 +246,14 @@ def main(arguments: list[str] | None = None) -> int:
         unpack(options.resume, folder)
     session = Session(folder, options.archive or folder.with_name(f"{folder.name}.tar.gz"))
     environment = environment_with(options.packed, folder.with_name(f".{folder.name}-site"))
-    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)  # for nbclient, which record needs
     machine = machine_here(environment)
     if machine == "cpu" and not options.rehearse:
         parser.error("there is no GPU here that PyTorch can use; --rehearse runs small sizes")
-    steps = chosen(all_steps(folder, machine, options.rehearse), options.only, options.skip)
+    steps = all_steps(folder, machine, options.rehearse)
+    try:
+        steps = chosen(steps, options.only, options.skip)
+    except ValueError as error:
+        parser.error(str(error))
     no_time = []
     try:
         no_time = session.run(session.left(steps), environment, until)

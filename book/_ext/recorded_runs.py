@@ -248,21 +248,48 @@ def short(name):
 
 def machines_list(app):
     """Every recorded run: the machine, the software, what passed and what failed."""
-    for machine, facts in app.recorded_runs.items():
-        head = _("**{machine}**, on {date}").format(machine=label(machine), date=facts["date"])
-        yield from ["", head, ""]
-        words = words_of_data()
-        data = ", ".join(f"`{k}`: {words.get(v, v)}" for k, v in facts["data"].items())
-        told = {
-            _("Machine"): hardware(facts),
-            _("Software"): f"{software(facts)}; {facts['system']}",
-            _("Data"): data,
-            _("Chapters"): chapters_of(app, machine),
-            _("GPU tests"): tests_of(facts["gpu_tests"]),
-            _("Commit"): commit_of(facts),
-            _("Command"): f"`{facts['command']}`",
-        }
-        yield from (f"- {name}: {value}" for name, value in told.items())
+    folders = Path(app.srcdir, "runs").glob("[!.]*/*.json")
+    machines = dict.fromkeys(app.recorded_runs) | dict.fromkeys(
+        f.parent.name for f in sorted(folders)
+    )
+    for machine in machines:
+        told = measurements_of(app, machine)
+        if facts := app.recorded_runs.get(machine):
+            head = _("**{machine}**, on {date}").format(machine=label(machine), date=facts["date"])
+            told = told_of_run(app, machine, facts) | told
+        else:
+            head = f"**{label(machine)}**"
+        yield from ["", head, "", *(f"- {name}: {value}" for name, value in told.items())]
+
+
+def told_of_run(app, machine, facts):
+    words = words_of_data()
+    data = ", ".join(f"`{k}`: {words.get(v, v)}" for k, v in facts["data"].items())
+    return {
+        _("Machine"): hardware(facts),
+        _("Software"): f"{software(facts)}; {facts['system']}",
+        _("Data"): data,
+        _("Chapters"): chapters_of(app, machine),
+        _("GPU tests"): tests_of(facts["gpu_tests"]),
+        _("Commit"): commit_of(facts),
+        _("Command"): f"`{facts['command']}`",
+    }
+
+
+def measurements_of(app, machine):
+    """The files of ``benchmarks/gpu`` beside a run, each with its own date and commit."""
+    parts = []
+    for file in sorted(Path(app.srcdir, "runs", machine).glob("*.json")):
+        content = read_json(file)
+        if "measurement" in content:
+            facts = content["machine"]
+            told = _("`{program}` on {date}, commit {commit}").format(
+                program=f"benchmarks/gpu/{content['measurement']}.py",
+                date=facts["date"],
+                commit=commit_of(facts),
+            )
+            parts.append(told + (_(" (a rehearsal)") if content["rehearsal"] else ""))
+    return {_("Measurements"): "; ".join(parts)} if parts else {}
 
 
 def words_of_data():
