@@ -15,7 +15,7 @@ REPORTS := _build/reports
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test quick site lint unit notebooks refresh record kaggle test-kaggle test-colab test-oldest test-long weekly bench linkcheck gettext dist publish venv clean
+.PHONY: help book pdf zip test quick site lint unit notebooks refresh record pack kaggle test-kaggle test-colab test-oldest test-long weekly bench linkcheck gettext dist publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ refresh: venv  ## run every chapter and store its outputs
 record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
 	$(BIN)/python tools/record.py $(MACHINE)
 
+pack: venv  ## put what a machine without network needs to be recorded into dist/offline
+	$(BIN)/python tools/pack_offline.py
+
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, and how to push it, to dist/kaggle
 	$(BIN)/python tools/hosted_notebooks.py
 	$(BIN)/python tools/kaggle_record.py
@@ -85,7 +88,10 @@ weekly:  ## make test with the newest version of everything, and a report of wha
 	$(MAKE) --keep-going VENV=.venv-newest CONSTRAINTS= test; status=$$?; mkdir -p $(REPORTS); \
 	.venv-newest/bin/python tools/weekly_report.py > $(REPORTS)/weekly.md && cat $(REPORTS)/weekly.md; exit $$status
 
-test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
+test-pack: venv  ## put what a machine without network needs to be recorded into dist/offline
+	$(BIN)/python tools/pack_offline.py
+
+kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
 	$(BIN)/python tools/hosted_stand_in.py kaggle
 
 test-colab: venv  ## run those notebooks as Colab would, on its versions

@@ -7,6 +7,7 @@ as it would there, and is then built as a site.
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,9 @@ CHAPTERS = {
         "![A ladder.](../book/figures/ladder.svg)\n\n![Drawn.](../book/figures/gone.svg)\n\n"
         "```{literalinclude} ../rungs/2_gpu.py\n:diff: ../rungs/1_cpu.py\n```",
         LEAKS,
+        "print(6 * 7, 'images a second')",
+        "<!-- recorded: the output above -->\n\n<!-- recorded: copies -->\n\nA sentence."
+        "<!-- until a GPU is recorded --> Not seen on a GPU.<!-- end -->",
     ],
     "02_stops": [
         "# A chapter that stops\n\nText.",
@@ -80,10 +84,13 @@ def repository(tmp_path_factory):
     (folder / "tests/test_gpus.py").write_text(TESTS)
     (folder / "notebooks").mkdir()
     for name, (title, *sources) in CHAPTERS.items():
-        cells = [nbformat.v4.new_markdown_cell(title), *map(nbformat.v4.new_code_cell, sources)]
+        cells = [nbformat.v4.new_markdown_cell(title)]
+        for text in sources:
+            kind = "markdown" if text.startswith("<!--") else "code"
+            cells.append(getattr(nbformat.v4, f"new_{kind}_cell")(text))
         notebook = nbformat.v4.new_notebook(cells=cells)
         # Outputs of another machine, of which none may be left.
-        for cell in notebook.cells[1:]:
+        for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
             cell.outputs = [nbformat.v4.new_output("stream", text="stale\n")]
         nbformat.write(notebook, folder / "notebooks" / f"{name}.ipynb")
     return folder
@@ -198,6 +205,8 @@ def page(repository, run):
         .replace("import os, socket", "import os, time, socket")
     )
     shutil.copytree(run, repository / "runs/2xT4")
+    program = [sys.executable, ROOT / "benchmarks/gpu/copies.py", "--small", "--folder"]
+    subprocess.run([*program, repository / "runs/2xT4"], check=True, stdout=subprocess.DEVNULL)
     machine = repository / "runs/2xT4/machine.json"
     facts = json.loads(machine.read_text()) | {"machine": "2xT4", "gpus": ["Tesla T4"] * 2}
     machine.write_text(json.dumps(facts))
@@ -223,6 +232,28 @@ def test_a_recorded_page_says_what_failed_and_what_has_changed(page):
     failed = page("runs/2xT4/02_stops").select_one(".warning").text
     assert "ValueError: not in <repository>/notebooks" in failed
     assert "other code today" not in failed
+
+
+def test_a_chapter_shows_what_other_machines_have_measured_and_says_on_which(page, repository):
+    chapter = page("notebooks/01_fine")
+    assert re.search(r"The cell above on 2x T4, 20\d\d", chapter.text)
+    (link,) = (a for a in chapter.select("section p a") if a.text == "its page")
+    assert link["href"] == "../runs/2xT4/01_fine.html"
+    assert "42 images a second" in link.find_next("pre").text
+
+    content = json.loads((repository / "runs/2xT4/copies.json").read_text())
+    table = chapter.select_one("table")
+    told = table.find_previous("p").text
+    assert content["machine"]["date"] in told
+    assert f"PyTorch {content['machine']['torch']}" in told
+    assert "a rehearsal with small sizes" in told
+    cells = [[cell.text for cell in row.select("td")] for row in table.select("tbody tr")]
+    assert [row[0] for row in cells] == list(content["rows"])
+    middle = sorted(content["rows"][cells[0][0]]["bytes_per_second"])[4]
+    assert float(cells[0][1]) == pytest.approx(middle / 1e9, rel=0.01)
+    assert "A sentence." in chapter.text
+    assert "Not seen on a GPU" not in chapter.text
+    assert page("runs/2xT4/01_fine").select("table") == []
 
 
 def test_links_of_a_recorded_page_lead_on_or_are_words(page):
@@ -253,11 +284,18 @@ def test_where_this_was_run_tells_machines_failures_and_what_is_missing(page, re
     assert "2x T4, on 20" in text
     for told in ("1 of 2", "import os: ValueError: not in", "1 passed", "test_with_a_gpu[False]"):
         assert told in text
+    assert "benchmarks/gpu/copies.py on 20" in text
+    assert "(a rehearsal)" in text
     assert "not noted" in text  # these chapters were not refreshed
     assert "No run on" not in text
 
     shutil.copytree(repository, tmp_path / "copy", ignore=shutil.ignore_patterns("runs", "_build"))
-    text = build(tmp_path / "copy")("book/where_this_was_run").select_one("article").text
+    without = build(tmp_path / "copy")
+    text = without("notebooks/01_fine").select_one("article").text
+    assert "Not seen on a GPU." in text
+    for told in ("The cell above", "Measured on", "recorded:"):
+        assert told not in text
+    text = without("book/where_this_was_run").select_one("article").text
     for told in ("on 2xT4", "No run on a GPU", "No run on two GPUs"):
         assert told in text
 

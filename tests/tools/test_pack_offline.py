@@ -1,4 +1,4 @@
-"""What ``tools/pack_offline.py`` packs is enough to run a notebook where nothing can be asked for."""
+"""What ``tools/pack_offline.py`` packs is enough to run notebooks without a network."""
 
 from importlib.metadata import distribution
 
