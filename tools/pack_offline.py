@@ -2,9 +2,9 @@
 
     python tools/pack_offline.py --python 3.12 --platform x86_64
 
-writes Fashion-MNIST and the wheels of what runs notebooks to ``dist/offline/``, and ``commit.json``
-for a copy without a history. Carry the tree there, without ``.git``, and run the line that is
-printed. PyTorch, torchvision, matplotlib, accelerate and pytest have to be there.
+writes Fashion-MNIST, the wheels of what runs notebooks and the commit's name to ``dist/offline/``.
+Carry the tree there with that folder, but without ``.git``, and run the line that is printed.
+PyTorch, torchvision, matplotlib, accelerate and pytest have to be there.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def pack(folder: Path, python: str, platform: str) -> list[Path]:
     download(folder / "wheels", python, platform)
     for file in data_files():
         shutil.copy(file, folder / "data")
-    write_json(commit(), ROOT / "commit.json")
+    write_json(commit(), folder / "commit.json")
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
@@ -147,8 +147,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(files)} files, {size(files):.1f} MB, in {options.folder}; the tree: {tree:.1f} MB")
     folder = options.folder.resolve()
     here = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
-    print("Copy the tree with that folder and commit.json there, and run in it:")
-    print(f"  python tools/record_all.py --packed {here} --folder ../recorded --minutes 40")
+    print("Copy the tree with that folder there, without .git, and run in it:")
+    print(f"  python3 tools/record_all.py --packed {here} --folder ../recorded --minutes 40")
     return 0
 
 

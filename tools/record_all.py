@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,10 +175,13 @@ def last_lines(log: Path, count: int = 8) -> list[str]:
 
 
 def environment_with(packed: Path | None, site: Path) -> dict:
-    """This tree's package, and what `packed` brings: installed wheels, and the images."""
+    """This tree's package, and what `packed` brings: installed wheels, images, the commit."""
     paths = [str(ROOT / "src")]
     environment = os.environ | {"TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"}
+    environment["PATH"] = path_with_torchrun(site.with_name(f"{site.name}-bin"))
     if packed is not None:
+        if not (ROOT / ".git").exists():
+            shutil.copy(packed / "commit.json", ROOT)
         wheels = [str(file) for file in sorted((packed / "wheels").glob("*.whl")) if lacks(file)]
         if wheels and not site.exists():
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
@@ -186,6 +190,18 @@ def environment_with(packed: Path | None, site: Path) -> dict:
         environment["TORCHLADDER_DATA"] = str(packed.resolve())
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     return environment | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def path_with_torchrun(folder: Path) -> str:
+    """The PATH on which chapters find `torchrun`, of which `folder` gets one if there is none."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if shutil.which("torchrun", path=path):
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "torchrun"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@"\n')
+    program.chmod(0o755)
+    return f"{folder}{os.pathsep}{path}"
 
 
 def lacks(wheel: Path) -> bool:

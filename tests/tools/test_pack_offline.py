@@ -24,7 +24,7 @@ def test_what_a_packed_package_needs_is_packed_too(name):
     assert needed - {"numpy"} <= pack_offline.WHEELS.keys() | LEFT_OUT
 
 
-def test_the_folder_has_the_images_and_the_tree_names_its_commit(tmp_path, monkeypatch):
+def test_the_folder_has_the_images_and_names_the_commit(tmp_path, monkeypatch):
     images = tmp_path / "images"
     images.mkdir()
     for name in pack_offline.data.FASHION_SHA256:
@@ -37,8 +37,9 @@ def test_the_folder_has_the_images_and_the_tree_names_its_commit(tmp_path, monke
     folder = tmp_path / "offline"
     (folder / "of an earlier version").mkdir(parents=True)
     files = pack_offline.pack(folder, "3.12", "x86_64")
-    assert {file.name for file in files} == {f"{n}.gz" for n in pack_offline.data.FASHION_SHA256}
-    assert (tmp_path / "commit.json").read_text() == '{\n "commit": "abc",\n "clean": true\n}\n'
+    images = {f"{name}.gz" for name in pack_offline.data.FASHION_SHA256}
+    assert {file.name for file in files} == images | {"commit.json"}
+    assert (folder / "commit.json").read_text() == '{\n "commit": "abc",\n "clean": true\n}\n'
     assert asked == [(folder / "wheels", "3.12", "x86_64")]
     assert not (folder / "of an earlier version").exists()
 

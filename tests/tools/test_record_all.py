@@ -142,3 +142,37 @@ def test_steps_are_chosen_by_name_and_a_wrong_name_is_told(tmp_path):
 @pytest.mark.parametrize("name", record_all.MEASUREMENTS)
 def test_each_measurement_is_a_program(name):
     assert (record_all.ROOT / f"benchmarks/gpu/{name}.py").is_file()
+
+
+def test_without_torchrun_on_the_path_the_steps_get_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/somewhere/python3")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    path = record_all.path_with_torchrun(tmp_path / "bin")
+    assert path.split(":") == [str(tmp_path / "bin"), "/somewhere", str(tmp_path / "empty")]
+    assert '/somewhere/python3" -m torch.distributed.run' in (tmp_path / "bin/torchrun").read_text()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert record_all.path_with_torchrun(tmp_path / "other") == f"/somewhere:{tmp_path / 'bin'}"
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_was_packed_is_installed_where_it_is_lacking_and_names_the_commit(
+    tmp_path, monkeypatch
+):
+    (packed := tmp_path / "packed" / "wheels").mkdir(parents=True)
+    for name in ("pytest-1.0-py3-none-any.whl", "no_such_thing-1.0-py3-none-any.whl"):
+        (packed / name).touch()
+    (packed.parent / "commit.json").write_text("{}")
+    monkeypatch.setattr(record_all, "ROOT", tmp_path)
+    installed = []
+    monkeypatch.setattr(
+        record_all.subprocess, "run", lambda command, **_: installed.append(command)
+    )
+    environment = record_all.environment_with(packed.parent, tmp_path / "site")
+    (command,) = installed
+    assert [word for word in command if word.endswith(".whl")] == [
+        str(packed / "no_such_thing-1.0-py3-none-any.whl")
+    ]
+    paths = environment["PYTHONPATH"].split(":")
+    assert paths[:2] == [str(tmp_path / "src"), str(tmp_path / "site")]
+    assert environment["TORCHLADDER_DATA"] == str(packed.parent)
+    assert (tmp_path / "commit.json").read_text() == "{}"
