@@ -89,7 +89,9 @@ def whole(width: float, batch: int, device: torch.device, *, amp: bool) -> dict:
 
 def measure(sheet: Sheet, device: torch.device) -> None:
     parts = (64, 32, 16, 8, 4) if not sheet.small else (64,)
-    nets = {"MLP": (models.MLP, (20,)), "LeNet": (models.LeNet, (1, 28, 28))}
+    hidden = (32, 256, 2048, 16384) if not sheet.small else (32,)
+    nets = {f"MLP, {h:,} hidden": (partial(models.MLP, 784, h), (784,)) for h in hidden}
+    nets["LeNet"] = models.LeNet, (1, 28, 28)
     for part in parts:
         build = partial(models.LinearConvNet, width=1 / part)
         nets[f"the posts' network, 1/{part}"] = build, (3, 32, 32)

@@ -389,6 +389,7 @@ def measure(sheet: Sheet, device: torch.device) -> None:
             middle = sorted(rate)[len(rate) // 2]
             share = middle * work / sorted(peak)[len(peak) // 2]
             facts |= {"share_of_peak": share, "peak_in": kind, "flops_an_image": work}
+            facts |= {"target": target}
             return facts | runs(training, batches, tests, epochs, target, repeats=repeats)
 
         sheet.take(name, row)

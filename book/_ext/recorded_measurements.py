@@ -65,8 +65,9 @@ def filled(app, page, cell, mark):
 
 def outputs_elsewhere(app, chapter, cell):
     """For each machine that has run this cell as it is today: its output, and where it stands."""
+    own = app.chapters_run.get(chapter, {}).get("machine", "cpu")
     for machine, facts in app.recorded_runs.items():
-        if chapter not in recorded(app, machine):
+        if machine == own or chapter not in recorded(app, machine):
             continue
         run = json.loads(source(app, f"runs/{machine}/{chapter}").read_text(encoding="utf-8"))
         same = [c for c in run["cells"] if joined(c["source"]) == joined(cell["source"])]
@@ -113,7 +114,7 @@ def measured(content):
 
 def table(heads, rows):
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return [f"| {' | '.join(map(str, line))} |" for line in lines]
 
 
 def in_ms(seconds):
@@ -122,10 +123,11 @@ def in_ms(seconds):
 
 def ladder(rows):
     ways = {name: row for name, row in rows.items() if "images_per_second" in row}
-    first, body = None, []
+    first, body, target = None, [], ""
     for name, row in ways.items():
         rate = median(row["images_per_second"])
         first = first or rate
+        target = _("to {share} of the test images").format(share=f"{row['target']:.0%}")
         reached = [seconds for seconds in row["seconds_to_target"] if seconds is not None]
         all_runs = len(row["seconds_to_target"])
         took = "-"
@@ -147,7 +149,7 @@ def ladder(rows):
             ]
         )
     heads = [_("one change a row"), _("images/s"), _("times the first")]
-    heads += [_("of the matrix peak"), _("to the target"), _("first five steps")]
+    heads += [_("of the matrix peak"), target, _("first five steps")]
     peaks = [
         _("{kind}: {rate} TFLOPs a second").format(
             kind=name, rate=f"{median(row['flops_per_second']) / 1e12:,.3g}"
@@ -155,7 +157,11 @@ def ladder(rows):
         for name, row in rows.items()
         if "flops_per_second" in row
     ]
-    return [*table(heads, body), "", "; ".join(peaks) + "."]
+    clock = _(
+        "The clock counts training alone: it stops for the evaluations, and starts after the first "
+        "five steps, in which memory is allocated and code is compiled."
+    )
+    return [*table(heads, body), "", f"{clock} {'; '.join(peaks)}."]
 
 
 def sizes(rows):
@@ -171,7 +177,23 @@ def sizes(rows):
         body.append([*cells, f"{row['flops'] / gpu / 1e12:,.3g}"])
     heads = [_("a step"), _("parameters"), _("GPU, ms"), _("CPU, all cores, ms")]
     heads += [_("CPU, one thread, ms"), _("all cores / GPU"), _("GPU, TFLOPs a second")]
-    return table(heads, body)
+    return [*table(heads, body), "", where_the_gpu_wins(rows)]
+
+
+def where_the_gpu_wins(rows):
+    """The smallest step from which on the GPU is faster in every larger one, too."""
+    first = None
+    both = {name: row for name, row in rows.items() if "cpu_seconds" in row}
+    for name, row in sorted(both.items(), key=lambda item: -item[1]["flops"]):
+        if median(row["gpu_seconds"]) >= median(row["cpu_seconds"]):
+            break
+        first = name
+    if first is None:
+        return str(_("In the largest of these steps, the GPU is not faster than all cores."))
+    told = _(
+        "From *{name}* on, with {flops} million FLOPs a step, the GPU is faster than all cores."
+    )
+    return told.format(name=first, flops=f"{rows[first]['flops'] / 1e6:,.3g}")
 
 
 def copies(rows):
