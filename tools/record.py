@@ -130,7 +130,7 @@ def facts_of(machine: str, command: str) -> dict:
 
 
 def completed(facts: dict, folder: Path) -> tuple[dict, dict]:
-    """What `folder` tells of a run that is to be completed, and how this commit differs from its.
+    """What `folder` tells of a run that is to be completed, and what is different now.
 
     Raises
     ------
@@ -141,11 +141,11 @@ def completed(facts: dict, folder: Path) -> tuple[dict, dict]:
     if not file.exists():
         return facts | {kind: {} for kind in PARTS}, {}
     earlier = json.loads(file.read_text(encoding="utf-8"))
-    same = ("machine", "gpus", "driver", "cuda", "torch", "torchvision", "python")
+    same = ("machine", "gpus", "cuda", "torch", "torchvision", "python")
     if other := [f"{name} {earlier[name]}" for name in same if earlier[name] != facts[name]]:
         raise ValueError(f"{folder} is from elsewhere ({', '.join(other)}): name another folder")
-    here = {name: facts[name] for name in ("commit", "clean")}
-    return earlier, {} if here == {name: earlier[name] for name in here} else here
+    may_differ = ("commit", "clean", "driver", "date")
+    return earlier, {name: facts[name] for name in may_differ if facts[name] != earlier[name]}
 
 
 def put_in_place(new: Path, target: Path, before: Path) -> None:

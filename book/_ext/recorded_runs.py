@@ -271,7 +271,7 @@ def told_of_run(app, machine, facts):
         _("Data"): data,
         _("Chapters"): chapters_of(app, machine),
         _("GPU tests"): tests_of(facts["gpu_tests"]),
-        _("Commit"): commit_of(facts),
+        _("Commit"): "; ".join([commit_of(facts), *later_parts(facts)]),
         _("Command"): f"`{facts['command']}`",
     }
 
@@ -321,6 +321,15 @@ def commit_of(facts):
         return _("not known")
     commit = facts["commit"][:12]
     return commit if facts["clean"] else _("{commit} with changes").format(commit=commit)
+
+
+def later_parts(facts):
+    """The chapters and tests that were run again, with other code than the rest or another day."""
+    for name, outcome in (facts["notebooks"] | facts["gpu_tests"]).items():
+        if outcome.keys() & {"commit", "clean", "date"}:
+            own = facts | outcome
+            told = _("`{part}` on {date} with {commit}")
+            yield told.format(part=name, date=own["date"], commit=commit_of(own))
 
 
 def chapters_of(app, machine):

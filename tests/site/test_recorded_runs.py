@@ -209,6 +209,7 @@ def page(repository, run):
     subprocess.run([*program, repository / "runs/2xT4"], check=True, stdout=subprocess.DEVNULL)
     machine = repository / "runs/2xT4/machine.json"
     facts = json.loads(machine.read_text()) | {"machine": "2xT4", "gpus": ["Tesla T4"] * 2}
+    facts["notebooks"]["01_fine"] |= {"commit": "b" * 40, "clean": True, "date": "2031-02-03"}
     machine.write_text(json.dumps(facts))
     return build(repository)
 
@@ -284,6 +285,7 @@ def test_where_this_was_run_tells_machines_failures_and_what_is_missing(page, re
     assert "2x T4, on 20" in text
     for told in ("1 of 2", "import os: ValueError: not in", "1 passed", "test_with_a_gpu[False]"):
         assert told in text
+    assert "01_fine on 2031-02-03 with bbbbbbbbbbbb" in text
     assert "benchmarks/gpu/copies.py on 20" in text
     assert "(a rehearsal)" in text
     assert "not noted" in text  # these chapters were not refreshed

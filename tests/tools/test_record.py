@@ -68,7 +68,7 @@ def parts(monkeypatch, tmp_path):
     for name in ("01_fine", "02_stops"):
         (tmp_path / "notebooks" / f"{name}.ipynb").write_text("{}")
     facts = {"machine": "1xH100", "gpus": ["H100"], "commit": "a", "clean": True, "torch": "2.11"}
-    facts |= dict.fromkeys(("driver", "cuda", "torchvision", "python"), "1")
+    facts |= dict.fromkeys(("driver", "cuda", "torchvision", "python", "date"), "1")
     ran, bad = [], {"02_stops", "tests/test_a.py"}
 
     def run(path, target, clean):
@@ -109,7 +109,6 @@ def test_a_record_goes_on_with_what_is_missing_or_has_failed(parts, tmp_path):
 
 
 def test_what_has_run_is_kept_when_a_later_part_is_killed(parts, tmp_path, monkeypatch):
-
     def killed(file):
         raise SystemExit
 
