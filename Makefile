@@ -88,10 +88,7 @@ weekly:  ## make test with the newest version of everything, and a report of wha
 	$(MAKE) --keep-going VENV=.venv-newest CONSTRAINTS= test; status=$$?; mkdir -p $(REPORTS); \
 	.venv-newest/bin/python tools/weekly_report.py > $(REPORTS)/weekly.md && cat $(REPORTS)/weekly.md; exit $$status
 
-test-pack: venv  ## put what a machine without network needs to be recorded into dist/offline
-	$(BIN)/python tools/pack_offline.py
-
-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
+test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
 	$(BIN)/python tools/hosted_stand_in.py kaggle
 
 test-colab: venv  ## run those notebooks as Colab would, on its versions
