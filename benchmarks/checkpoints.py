@@ -108,7 +108,7 @@ def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
     ]
 
 
-def measure() -> list[Result]:
+def measure(full: bool = True) -> list[Result]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         results = measure_inspect(folder)

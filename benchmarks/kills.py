@@ -99,7 +99,7 @@ def save_for_ever(folder: str) -> None:
         print(step, flush=True)
 
 
-def measure() -> list[Result]:
+def measure(full: bool = True) -> list[Result]:
     counted = kills()
     lost, others = counted.pop("lost"), ", ".join(f"{n:,} {what}" for what, n in counted.items())
     what = f"Checkpoints lost by {counted['kills']} kills of a process that saves"

@@ -134,7 +134,7 @@ def times(peer):
     return seconds
 
 
-def measure():
+def measure(full=True):
     """The results: each peer against `launch`, in the same run."""
     first, later = {peer: [] for peer in PEERS}, {peer: [] for peer in PEERS}
     for _ in range(ROUNDS):

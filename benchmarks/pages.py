@@ -77,7 +77,7 @@ def visit(browser, address):
     return sum(loaded), seconds
 
 
-def measure():
+def measure(full=True):
     """Two results a page: its bytes and its seconds, each as a share of what is allowed."""
     from playwright.sync_api import sync_playwright
 

@@ -58,7 +58,12 @@ def table(group: dict) -> str:
         met = "yes" if result.met else "no"
         rows.append([what, detail, f"{result.ratio:.2f}", spread, str(result.runs), goal, met])
     lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", measured_on(group)]) + "\n"
+
+
+def measured_on(group: dict) -> str:
+    """A sentence on the machine and the date of a group."""
     machine = dict(group["machine"])
     date = machine.pop("date")
     facts = "; ".join(f"{name} {value}" for name, value in machine.items())
-    return "\n".join([*lines, "", f"Measured on {date}. {facts}."]) + "\n"
+    return f"Measured on {date}. {facts}."

@@ -1,26 +1,32 @@
-"""Run the benchmarks and write ``results.json`` and the site's tables of it: ``make bench``.
+"""Run the benchmarks: ``make bench``, which takes minutes, or ``make bench-full``.
 
-Each result is a ratio of two things measured in the same run. Leave the machine alone meanwhile.
+The full ones write ``results.json`` and the site's tables and curves of it. The quick ones have
+fewer and smaller runs: they are printed beside the stored ones, and the site does not show them.
+Leave the machine alone meanwhile.
 """
 
+import argparse
 import dataclasses
 import datetime
 import importlib
 import json
 import os
 import platform
-import sys
+import time
 from pathlib import Path
 
 import torch
-from results import table
+from curves import Curve
+from results import Result, measured_on, table
 
 from torchladder.devices import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
-# Each module's measure() gives a list of results.
+# A module each. Its measure(full) gives a list of results; its growth(full), if it has one, a list
+# of curves. Those of FULL_ONLY are not in the quick run.
 GROUPS = ("launching", "rungs", "checkpoints", "kills", "pages")
+FULL_ONLY = ()
 
 
 def machine():
@@ -36,32 +42,66 @@ def machine():
     }
 
 
+def measured(name, full):
+    """A group as ``results.json`` holds it."""
+    module = importlib.import_module(name)
+    group = {"machine": machine()}
+    group["results"] = [dataclasses.asdict(result) for result in module.measure(full)]
+    if hasattr(module, "growth"):
+        group["curves"] = [dataclasses.asdict(curve) for curve in module.growth(full)]
+    return group
+
+
+def show(group, stored):
+    """Print a group, each result beside the stored one of the same name."""
+    before = {row["what"]: row["ratio"] for row in stored.get("results", [])}
+    for result in (Result(**row) for row in group["results"]):
+        sign, met = ("<=" if result.at_most else ">="), ("" if result.met else "  MISSED")
+        spread = f"{result.low:.2f} to {result.high:.2f}, n={result.runs}"
+        known = f", stored {before[result.what]:.2f}" if result.what in before else ""
+        goal = f"goal {sign} {result.goal:g}"
+        print(f"{result.what}: {result.ratio:.2f} ({spread}), {goal}{met}{known}")
+    for curve in group.get("curves", []):
+        curve = Curve(**curve)
+        print(curve.in_words(), curve.extrapolated())
+
+
 def write_tables():
-    """For each group in ``results.json``, the table that the site's page includes."""
+    """For each group in ``results.json``, the table and the curves that the page includes."""
     TABLES.mkdir(exist_ok=True)
     for name, group in json.loads(RESULTS.read_text()).items():
         (TABLES / f"{name}.md").write_text(table(group), encoding="utf-8")
+        if "curves" in group:
+            curves = [Curve(**curve) for curve in group["curves"]]
+            shown = [text for curve in curves for text in (curve.drawn(), curve.extrapolated())]
+            growth = "\n\n".join([*shown, measured_on(group)]) + "\n"
+            (TABLES / f"{name}_growth.md").write_text(growth, encoding="utf-8")
 
 
-def main(names):
-    """Run the groups of these names, or all, and keep what the file says of the others."""
+def main(names, full):
+    """Run the groups of these names, and keep what the file says of the others."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in names or GROUPS:
-        results = importlib.import_module(name).measure()
-        for result in results:
-            sign, met = ("<=" if result.at_most else ">="), ("" if result.met else "  MISSED")
-            spread = f"{result.low:.2f} to {result.high:.2f}, n={result.runs}"
-            print(f"{result.what}: {result.ratio:.2f} ({spread}), goal {sign} {result.goal}{met}")
-        rows = [dataclasses.asdict(result) for result in results]
-        kept[name] = {"machine": machine(), "results": rows}
-    ordered = {name: kept[name] for name in GROUPS if name in kept}
-    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
-    write_tables()
+    print("; ".join(f"{name} {value}" for name, value in machine().items()))
+    for name in names:
+        print(f"\n{name}", flush=True)
+        start = time.perf_counter()
+        group = measured(name, full)
+        show(group, kept.get(name, {}))
+        print(f"({time.perf_counter() - start:.0f} s)", flush=True)
+        if full:
+            kept[name] = group
+            ordered = {name: kept[name] for name in GROUPS if name in kept}
+            RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+            write_tables()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    unknown = set(sys.argv[1:]) - set(GROUPS)
-    if unknown:
-        sys.exit(f"No benchmark {', '.join(unknown)}: choose from {', '.join(GROUPS)}.")
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller runs; not stored")
+    parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; all if none is named")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.groups) - set(GROUPS):
+        parser.error(f"no benchmark {', '.join(unknown)}: choose from {', '.join(GROUPS)}")
+    quick_ones = [name for name in GROUPS if name not in FULL_ONLY]
+    main(chosen.groups or (quick_ones if chosen.quick else GROUPS), full=not chosen.quick)

@@ -141,7 +141,7 @@ def loops():
     return pairs[1:]
 
 
-def measure():
+def measure(full=True):
     results = []
     for batch_size, goal in BATCHES.items():
         shares = {}
