@@ -11,21 +11,24 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from statistics import median
 
+from curves import Curve
 from results import Result
 
-RUNS = 5
+RUNS, QUICK_RUNS = 5, 3
+MEGABYTES = (10, 100, 1_000, 5_000)
+KEYS = (10, 100, 1_000, 10_000)
 
 
-def make_ddp_checkpoint(path: Path, gigabytes: float) -> None:
+def make_ddp_checkpoint(path: Path, gigabytes: float, keys: int = 40) -> None:
     """A file as a DDP run saves it: ``module.`` before each key, an optimizer beside it."""
     import torch
 
-    count = int(gigabytes * 1e9 / 4 / 40)
-    layer = torch.randn(count)
-    state = {f"module.layers.{i}.weight": layer + i for i in range(40)}
+    layer = torch.randn(int(gigabytes * 1e9 / 4 / keys))
+    state = {f"module.layers.{i}.weight": layer + i for i in range(keys)}
     torch.save({"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}, path)
 
 
@@ -59,7 +62,7 @@ def anonymous_memory(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if "RssAnon" in line)
 
 
-def measure_inspect(folder: Path, gigabytes: float = 5) -> list[Result]:
+def measure_inspect(folder: Path, gigabytes: float, runs: int) -> list[Result]:
     """Inspect a large file in a new process, which imports what it needs in that time, too."""
     path = folder / "inspected.pt"
     make_ddp_checkpoint(path, gigabytes)
@@ -68,10 +71,10 @@ def measure_inspect(folder: Path, gigabytes: float = 5) -> list[Result]:
         "from torchladder.checkpoints import inspect_checkpoint\n"
         f"assert len(repr(inspect_checkpoint({str(path)!r}))) > 0"
     )
-    runs = [run_measured(program) for _ in range(RUNS)]
+    measured = [run_measured(program) for _ in range(runs)]
     path.unlink()
-    seconds = [run["seconds"] for run in runs]
-    peaks = [run["peak_bytes"] / 1e6 for run in runs]
+    seconds = [run["seconds"] for run in measured]
+    peaks = [run["peak_bytes"] / 1e6 for run in measured]
     what = f"Inspecting a file of {gigabytes:g} GB"
     return [
         Result.of_runs(f"{what}: seconds", seconds, goal=2, at_most=True),
@@ -79,7 +82,7 @@ def measure_inspect(folder: Path, gigabytes: float = 5) -> list[Result]:
     ]
 
 
-def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
+def measure_fix(folder: Path, to: str, gigabytes: float, runs: int) -> list[Result]:
     """Fix a DDP checkpoint, until it is on the disk, and copy it with ``cp``, in turns.
 
     Both from a new process that has imported the same: on a virtual machine, memory that has been
@@ -91,14 +94,14 @@ def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
     copy = f"subprocess.run(['cp', {str(source)!r}, {str(target)!r}], check=True)"
     fix = f"fix_checkpoint({str(source)!r}, {str(target)!r})"
     pairs, peaks = [], []
-    for _ in range(RUNS):
-        runs = []
+    for _ in range(runs):
+        both = []
         for program in (fix, copy):
             os.sync()
-            runs.append(run_measured(start + program))
+            both.append(run_measured(start + program))
             target.unlink()
-        pairs.append([run["seconds"] for run in runs])
-        peaks.append(runs[0]["peak_bytes"] / 1e6)
+        pairs.append([run["seconds"] for run in both])
+        peaks.append(both[0]["peak_bytes"] / 1e6)
     source.unlink()
     what = f"Fixing a DDP checkpoint of {gigabytes:g} GB, to {to}"
     detail = "{:.1f} s against {:.1f} s".format(*map(median, zip(*pairs, strict=True)))
@@ -109,9 +112,50 @@ def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
 
 
 def measure(full: bool = True) -> list[Result]:
+    runs = RUNS if full else QUICK_RUNS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results = measure_inspect(folder)
-        for to in ("torch", "safetensors"):
-            results += measure_fix(folder, to)
+        results = measure_inspect(folder, 5 if full else 0.5, runs)
+        for to in ("torch", "safetensors") if full else ("torch",):
+            results += measure_fix(folder, to, 4 if full else 0.5, runs)
     return results
+
+
+def growth(full: bool = True) -> list[Curve]:
+    """By size and by the number of keys; the import is not in the time, the disk is."""
+    sizes = MEGABYTES if full else MEGABYTES[:-1]
+    runs = RUNS if full else QUICK_RUNS
+    by_size = {size: in_process(size / 1000, 40, runs) for size in sizes}
+    by_keys = {keys: in_process(0.1, keys, runs) for keys in KEYS}
+    return [
+        curve_of("Larger files, of 40 tensors", "megabytes", by_size),
+        curve_of("More tensors in a file of 100 MB", "keys", by_keys),
+    ]
+
+
+def curve_of(what: str, x: str, points: dict[int, dict[str, list[float]]]) -> Curve:
+    lines = {name: [(n, runs[name]) for n, runs in points.items()] for name in ("fix", "inspect")}
+    return Curve(what, x, lines)
+
+
+def in_process(gigabytes: float, keys: int, runs: int) -> dict[str, list[float]]:
+    """Seconds of inspecting and of fixing a file, in this process."""
+    from torchladder.checkpoints import fix_checkpoint, inspect_checkpoint
+
+    with tempfile.TemporaryDirectory() as name:
+        source, target = Path(name, "ddp.pt"), Path(name, "fixed.pt")
+        make_ddp_checkpoint(source, gigabytes, keys)
+        ways = {
+            "inspect": lambda: repr(inspect_checkpoint(source)),
+            "fix": lambda: fix_checkpoint(source, target),
+        }
+        seconds = {name: [] for name in ways}
+        for run in range(1 + runs):
+            for name, way in ways.items():
+                target.unlink(missing_ok=True)
+                os.sync()
+                start = time.perf_counter()
+                way()
+                if run:
+                    seconds[name].append(time.perf_counter() - start)
+    return seconds

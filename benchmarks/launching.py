@@ -17,10 +17,12 @@ from pathlib import Path
 from statistics import median
 
 import nbformat
+from curves import Curve
 from results import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS, LATER = 3, 4
+RANKS = (1, 2, 4, 8)
 
 
 def work():
@@ -120,14 +122,14 @@ def import_cell():
     return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
-def times(peer):
-    """Seconds of the first call and of `LATER` others, in this process."""
+def times(peer, later):
+    """Seconds of the first call and of `later` others, in this process."""
     cell = import_cell()
     if peer != "launch":  # they have no fork server to start
         cell = re.sub(r".*\bwarm_up\(\).*", "", cell)
     exec(cell, {})
     seconds = []
-    for _ in range(1 + LATER):
+    for _ in range(1 + later):
         start = time.perf_counter()
         PEERS[peer]()
         seconds.append(time.perf_counter() - start)
@@ -135,17 +137,19 @@ def times(peer):
 
 
 def measure(full=True):
-    """The results: each peer against `launch`, in the same run."""
-    first, later = {peer: [] for peer in PEERS}, {peer: [] for peer in PEERS}
+    """The results: each peer against `launch`, in the same run; without the slowest if quick."""
+    peers = [peer for peer in PEERS if full or peer not in ("elastic_launch", "torchrun")]
+    first, later = {peer: [] for peer in peers}, {peer: [] for peer in peers}
     for _ in range(ROUNDS):
-        for peer in PEERS:
-            command = [sys.executable, __file__, peer]
+        for peer in peers:
+            command = [sys.executable, __file__, peer, str(LATER if full else 1)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             seconds = json.loads(done.stdout.splitlines()[-1])
             first[peer].append(seconds[0])
             later[peer] += seconds[1:]
     results = []
-    for peer, name in NAMES.items():
+    for peer in peers[1:]:
+        name = NAMES[peer]
         what = f"A later launch: how many times faster than {name}"
         goal = 1.0 if peer == "accelerate" else 8.0
         detail = f"{median(later['launch']):.2g} s against {median(later[peer]):.2g} s"
@@ -157,8 +161,23 @@ def measure(full=True):
     return results
 
 
+def growth(full=True):
+    """Later launches of more and more ranks."""
+    from torchladder.launching import launch
+
+    points = {ranks: [] for ranks in RANKS}
+    for run in range(1 + (9 if full else 3)):
+        for ranks, seconds in points.items():
+            start = time.perf_counter()
+            assert launch(work, nprocs=ranks) == [ranks] * ranks
+            if run:
+                seconds.append(time.perf_counter() - start)
+    what = f"Launching more ranks on {os.cpu_count()} cores"
+    return [Curve(what, "ranks", {"launch": list(points.items())})]
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         _in_agent()
     else:
-        print(json.dumps(times(sys.argv[1])))
+        print(json.dumps(times(sys.argv[1], int(sys.argv[2]))))

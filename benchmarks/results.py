@@ -11,20 +11,32 @@ from statistics import median
 
 @dataclass
 class Result:
-    """`ratio` and its spread over the runs; the goal is a lower limit unless `at_most`."""
+    """`ratio` and its spread over the runs; the goal is a lower limit unless `at_most`.
+
+    One without a goal explains another.
+    """
 
     what: str
     ratio: float
     low: float
     high: float
     runs: int
-    goal: float
+    goal: float | None
     at_most: bool = False
     detail: str = ""
 
     @property
-    def met(self) -> bool:
+    def met(self) -> bool | None:
+        if self.goal is None:
+            return None
         return self.ratio <= self.goal if self.at_most else self.ratio >= self.goal
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {self.ratio:.2f} ({self.low:.2f} to {self.high:.2f}, n={self.runs})"
+        if self.goal is None:
+            return text
+        met = "" if self.met else "  MISSED"
+        return f"{text}, goal {'<=' if self.at_most else '>='} {self.goal:g}{met}"
 
     @classmethod
     def of_samples(cls, what, these: Sequence[float], those: Sequence[float], goal, **more):
@@ -54,8 +66,8 @@ def table(group: dict) -> str:
         what = re.sub(r"--\S+", r"`\g<0>`", escape(result.what, quote=False))
         detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
         spread = f"{result.low:.2f} to {result.high:.2f}"
-        goal = f"{'≤' if result.at_most else '≥'} {result.goal:g}"
-        met = "yes" if result.met else "no"
+        goal = "" if result.goal is None else f"{'≤' if result.at_most else '≥'} {result.goal:g}"
+        met = {True: "yes", False: "no", None: ""}[result.met]
         rows.append([what, detail, f"{result.ratio:.2f}", spread, str(result.runs), goal, met])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([*lines, "", measured_on(group)]) + "\n"

@@ -25,8 +25,10 @@ RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
 # A module each. Its measure(full) gives a list of results; its growth(full), if it has one, a list
 # of curves. Those of FULL_ONLY are not in the quick run.
-GROUPS = ("launching", "rungs", "checkpoints", "kills", "pages")
-FULL_ONLY = ()
+GROUPS = (
+    "launching", "loop", "rungs", "ddp_costs", "imports", "checkpoints", "kills", "pages",
+)  # fmt: skip
+FULL_ONLY = ("ddp_costs",)
 
 
 def machine():
@@ -56,11 +58,7 @@ def show(group, stored):
     """Print a group, each result beside the stored one of the same name."""
     before = {row["what"]: row["ratio"] for row in stored.get("results", [])}
     for result in (Result(**row) for row in group["results"]):
-        sign, met = ("<=" if result.at_most else ">="), ("" if result.met else "  MISSED")
-        spread = f"{result.low:.2f} to {result.high:.2f}, n={result.runs}"
-        known = f", stored {before[result.what]:.2f}" if result.what in before else ""
-        goal = f"goal {sign} {result.goal:g}"
-        print(f"{result.what}: {result.ratio:.2f} ({spread}), {goal}{met}{known}")
+        print(f"{result}{f', stored {before[result.what]:.2f}' if result.what in before else ''}")
     for curve in group.get("curves", []):
         curve = Curve(**curve)
         print(curve.in_words(), curve.extrapolated())
@@ -82,8 +80,8 @@ def main(names, full):
     """Run the groups of these names, and keep what the file says of the others."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     print("; ".join(f"{name} {value}" for name, value in machine().items()))
-    for name in names:
-        print(f"\n{name}", flush=True)
+    for place, name in enumerate(names, start=1):
+        print(f"\n{name} ({place} of {len(names)})", flush=True)
         start = time.perf_counter()
         group = measured(name, full)
         show(group, kept.get(name, {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -207,8 +208,7 @@ class Run:
         self.autocast = _autocast(self.device, self.amp)
         # Without scaling, gradients below 6e-8 become 0 in float16 (bfloat16 has float32's range).
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp == "fp16")
-        self.totals = torch.zeros(3, device=self.device)  # of the unfinished epoch
-        self.sums = self.totals.unbind()
+        self.sums = new_sums(self.device)  # of the unfinished epoch
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Learn from one batch, and add it to the totals."""
@@ -233,8 +233,7 @@ class Run:
         results = (trained.loss, trained.accuracy, tested.loss, tested.accuracy)
         rate, memory = trained.count / self.seconds, peak_memory(self.device)
         self.history.append(Epoch(self.epoch, *results, self.seconds, rate, memory))
-        self.batch, self.seconds = 0, 0.0
-        self.totals.zero_()
+        self.batch, self.seconds, self.sums = 0, 0.0, new_sums(self.device)
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint, which `resume` takes up; every rank calls this."""
@@ -244,7 +243,7 @@ class Run:
             self.folder,
             self._parts(),
             run=self.settings,
-            of_each_rank={"totals": self.totals.tolist()},
+            of_each_rank={"totals": [float(total) for total in self.sums]},
             best=best,
             no_dist=self.ranks == 1,
             history=[vars(epoch) for epoch in self.history],
@@ -261,7 +260,8 @@ class Run:
             setattr(self, name, saved[name])
         self.history.extend(Epoch(**epoch) for epoch in saved["history"])
         # A row for each rank there was; in the end, the sums of all ranks are added.
-        self.totals.copy_(torch.tensor(saved["totals"])[self.rank :: self.ranks].sum(0))
+        for own in saved["totals"][self.rank :: self.ranks]:
+            self.sums = [total + number for total, number in zip(self.sums, own, strict=True)]
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.wrapped, "optimizer": self.optimizer}
@@ -295,7 +295,7 @@ def _train_epochs(
                     run.seconds += perf_counter() - start
                     run.save()
                     start = perf_counter()
-            trained = metrics_of(run.totals, across_ranks=across_ranks)
+            trained = metrics_of(run.sums, across_ranks=across_ranks)
             run.seconds += perf_counter() - start
             tested = evaluate(run.model, test_batches, amp=run.amp, across_ranks=across_ranks)
             best = tested.accuracy > max((e.test_accuracy for e in run.history), default=-1)
@@ -318,7 +318,7 @@ def train_epoch(
     model.train()
     for images, labels in batches:
         run.train_step(images, labels)
-    return metrics_of(run.totals)
+    return metrics_of(run.sums)
 
 
 def evaluate(
@@ -330,8 +330,7 @@ def evaluate(
     `across_ranks`, over the batches of all ranks, and every rank has to call it.
     """
     device = device_of_model(model)
-    totals = torch.zeros(3, device=device)
-    sums, precision = totals.unbind(), _autocast(device, amp)
+    sums, precision = new_sums(device), _autocast(device, amp)
     with evaluation_mode(model), torch.inference_mode():
         for images, labels in batches:
             images, labels = to_device(images, device), to_device(labels, device)
@@ -339,24 +338,30 @@ def evaluate(
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels)
             add_batch(sums, logits, labels, loss)
-    return metrics_of(totals, across_ranks=across_ranks)
+    return metrics_of(sums, across_ranks=across_ranks)
 
 
-def add_batch(sums: Sequence[Tensor], logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+def new_sums(device: torch.device) -> list:
+    """Sums of loss and of correct answers, on the device, and a count of images: all zero."""
+    return [*torch.zeros(2, device=device).unbind(), 0]
+
+
+def add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
     """Add a batch's summed loss, correct answers and images to the three `sums`.
 
     ``loss`` is a mean, and the last batch is often smaller: a mean of means would be wrong.
     """
     sums[0].add_(loss.detach(), alpha=len(labels))
-    sums[1].add_((logits.detach().argmax(1) == labels).sum())
-    sums[2].add_(len(labels))
+    sums[1].add_((logits.argmax(1) == labels).sum())
+    sums[2] += len(labels)
 
 
-def metrics_of(totals: Tensor, *, across_ranks: bool = False) -> Metrics:
+def metrics_of(sums: list, *, across_ranks: bool = False) -> Metrics:
     """`Metrics` from sums of loss, correct answers and images; this waits for the device.
 
     Ranks add their sums before dividing: they may hold unequally many images.
     """
+    totals = torch.tensor([float(total) for total in sums], device=sums[0].device)
     if across_ranks:
         dist.all_reduce(totals)
     loss, correct, count = totals.tolist()
@@ -365,8 +370,9 @@ def metrics_of(totals: Tensor, *, across_ranks: bool = False) -> Metrics:
     return Metrics(loss / count, correct / count, int(count))
 
 
-def _autocast(device: torch.device, amp: str | None) -> torch.autocast:
-    return torch.autocast(device.type, AMP_DTYPES[amp], enabled=amp is not None)
+def _autocast(device: torch.device, amp: str | None) -> AbstractContextManager:
+    """A context for the forward pass; one that is switched off would take 4 us of a step."""
+    return torch.autocast(device.type, AMP_DTYPES[amp]) if amp else nullcontext()
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

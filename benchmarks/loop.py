@@ -1,0 +1,157 @@
+"""A training step of a tiny net: the book's loop, the same by hand, and three libraries' loops.
+
+The net is so small that what surrounds the arithmetic counts. Each side has a net and an optimizer
+of its own that begin alike, takes the same batches, which are in memory, and sums up loss and
+correct answers. In the end all nets must be equal. Blocks of steps take turns in one process.
+"""
+
+import logging
+import time
+import warnings
+from collections import UserList
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from results import Result
+from torch import nn
+
+STEPS, BATCH_SIZE = 200, 16
+PEERS = ("accelerate", "Lightning Fabric", "Lightning Trainer")
+
+
+def new_parts():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
+    return net, torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+
+def by_torchladder(net, optimizer, batches):
+    from torchladder.training import train_epoch
+
+    start = time.perf_counter()
+    train_epoch(net, batches, optimizer)
+    return time.perf_counter() - start
+
+
+def by_hand(net, optimizer, batches, backward=torch.Tensor.backward):
+    """The loop of `rungs/1_cpu.py`, with the correct answers."""
+    start = time.perf_counter()
+    net.train()
+    total, right = torch.zeros(()), torch.zeros(())
+    for images, labels in batches:
+        logits = net(images)
+        loss = F.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        backward(loss)
+        optimizer.step()
+        total += loss.detach() * len(labels)
+        right += (logits.argmax(1) == labels).sum()
+    total.item(), right.item()
+    return time.perf_counter() - start
+
+
+def accelerate_block():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    prepared = []
+
+    def block(net, optimizer, batches):
+        if not prepared:
+            prepared.extend(accelerator.prepare(net, optimizer))
+        return by_hand(*prepared, batches, backward=accelerator.backward)
+
+    return block
+
+
+def fabric_block():
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    prepared = []
+
+    def block(net, optimizer, batches):
+        if not prepared:
+            prepared.extend(fabric.setup(net, optimizer))
+        return by_hand(*prepared, batches, backward=fabric.backward)
+
+    return block
+
+
+def trainer_block():
+    """Its epoch alone is timed, without what `fit` does before and after."""
+    import lightning
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # it has messages at each fit
+    warnings.filterwarnings("ignore", module="lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, net, optimizer):
+            super().__init__()
+            self.net, self.optimizer = net, optimizer
+
+        def configure_optimizers(self):
+            return self.optimizer
+
+        def on_train_epoch_start(self):
+            self.start = time.perf_counter()
+            self.total, self.right = torch.zeros(()), torch.zeros(())
+
+        def training_step(self, batch, index):
+            images, labels = batch
+            logits = self.net(images)
+            loss = F.cross_entropy(logits, labels)
+            self.total += loss.detach() * len(labels)
+            self.right += (logits.argmax(1) == labels).sum()
+            return loss
+
+        def on_train_epoch_end(self):
+            self.total.item(), self.right.item()
+            self.seconds = time.perf_counter() - self.start
+
+    def block(net, optimizer, batches):
+        module = Module(net, optimizer)
+        # Barebones: without logs, checkpoints and a bar, as its makers advise for measuring it.
+        trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, barebones=True)
+        trainer.fit(module, UserList(batches))  # a plain list would be one of loaders
+        return module.seconds
+
+    return block
+
+
+def seconds_of_blocks(repeats):
+    """For each side, the seconds of its blocks; the first of each is not counted."""
+    blocks = {"torchladder": by_torchladder, "by hand": by_hand}
+    makers = (accelerate_block, fabric_block, trainer_block)
+    blocks |= {peer: make() for peer, make in zip(PEERS, makers, strict=True)}
+    images = torch.randn(STEPS, BATCH_SIZE, 784, generator=torch.manual_seed(0))
+    batches = list(zip(images, torch.randint(10, (STEPS, BATCH_SIZE)), strict=True))
+    parts = {side: new_parts() for side in blocks}
+    seconds = {side: [] for side in blocks}
+    for _ in range(1 + repeats):
+        for side, block in blocks.items():
+            seconds[side].append(block(*parts[side], batches))
+    trained = {side: nn.utils.parameters_to_vector(parts[side][0].parameters()) for side in blocks}
+    if unlike := [side for side in trained if not trained[side].equal(trained["by hand"])]:
+        raise RuntimeError(f"not trained as by hand: {', '.join(unlike)}")
+    return {side: runs[1:] for side, runs in seconds.items()}
+
+
+def measure(full=True):
+    torch.set_num_threads(1)
+    seconds = seconds_of_blocks(200 if full else 20)
+    ours, by_hand = seconds["torchladder"], seconds["by hand"]
+
+    def microseconds(*sides):
+        return " against ".join(f"{1e6 * median(side) / STEPS:.0f} µs" for side in sides)
+
+    pairs = list(zip(ours, by_hand, strict=True))
+    what, detail = "A step of the loop, against the same by hand", microseconds(ours, by_hand)
+    results = [Result.of_pairs(what, pairs, 1.02, at_most=True, detail=detail)]
+    for peer in PEERS:
+        pairs = list(zip(seconds[peer], ours, strict=True))
+        what = f"A step of the loop: how many times faster than {peer}'s"
+        detail = microseconds(ours, seconds[peer])
+        results.append(Result.of_pairs(what, pairs, 1, detail=detail))
+    return results
