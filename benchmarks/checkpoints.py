@@ -123,10 +123,10 @@ def measure(full: bool = True) -> list[Result]:
 
 def growth(full: bool = True) -> list[Curve]:
     """By size and by the number of keys; the import is not in the time, the disk is."""
-    sizes = MEGABYTES if full else MEGABYTES[:-1]
+    sizes, counts = (MEGABYTES, KEYS) if full else (MEGABYTES[:-1], KEYS[:-1])
     runs = RUNS if full else QUICK_RUNS
     by_size = {size: in_process(size / 1000, 40, runs) for size in sizes}
-    by_keys = {keys: in_process(0.1, keys, runs) for keys in KEYS}
+    by_keys = {keys: in_process(0.1, keys, runs) for keys in counts}
     return [
         curve_of("Larger files, of 40 tensors", "megabytes", by_size),
         curve_of("More tensors in a file of 100 MB", "keys", by_keys),

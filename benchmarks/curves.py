@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from torchladder.plotting import COLORS, figure, show
-
 LINE_COLORS = ("gpu", "dp", "ddp")
 
 
@@ -39,7 +37,7 @@ class Curve:
         most = next(iter(self.lines.values()))[-1][0]
         costs = ", ".join(f"{name} {in_seconds(self.beyond(name))}" for name in self.lines)
         return (
-            f"A hundred times more, {100 * most:,g} {self.x}, would take about: {costs}. "
+            f"A hundred times more, {100 * most:,.0f} {self.x}, would take about: {costs}. "
             "That is not measured but extrapolated from the last two points."
         )
 
@@ -53,6 +51,8 @@ class Curve:
 
     def drawn(self) -> str:
         """The figure, as HTML that Markdown can hold: a dot a run, and a line through medians."""
+        from torchladder.plotting import COLORS, figure, show
+
         fig, ax = figure(self.what)
         for (name, points), color in zip(self.lines.items(), LINE_COLORS, strict=False):
             color, (xs, all_runs) = COLORS[color], zip(*points, strict=True)

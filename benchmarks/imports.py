@@ -22,7 +22,7 @@ def seconds(module):
 
 
 def measure(full=True):
-    rounds = range(1 + (15 if full else 3))  # the first reads the files from the disk
+    rounds = range(1 + (15 if full else 3))  # the first reads files from the disk
     runs = [{module: seconds(module) for module in (TORCH, *MODULES)} for _ in rounds][1:]
     results = []
     for module, loads in MODULES.items():

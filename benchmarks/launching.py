@@ -16,7 +16,6 @@ import uuid
 from pathlib import Path
 from statistics import median
 
-import nbformat
 from curves import Curve
 from results import Result
 
@@ -118,6 +117,8 @@ NAMES = {
 
 def import_cell():
     """The first code cell of the chapter on DDP."""
+    import nbformat
+
     notebook = nbformat.read(ROOT / "notebooks" / "09_rung_4_distributed.ipynb", as_version=4)
     return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
@@ -142,9 +143,7 @@ def measure(full=True):
     first, later = {peer: [] for peer in peers}, {peer: [] for peer in peers}
     for _ in range(ROUNDS):
         for peer in peers:
-            command = [sys.executable, __file__, peer, str(LATER if full else 1)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            seconds = json.loads(done.stdout.splitlines()[-1])
+            seconds = in_new_process(peer, LATER if full else 1)
             first[peer].append(seconds[0])
             later[peer] += seconds[1:]
     results = []
@@ -161,23 +160,36 @@ def measure(full=True):
     return results
 
 
-def growth(full=True):
-    """Later launches of more and more ranks."""
+def seconds_by_ranks(runs):
+    """Seconds of later launches of more and more ranks, in this process."""
     from torchladder.launching import launch
 
-    points = {ranks: [] for ranks in RANKS}
-    for run in range(1 + (9 if full else 3)):
-        for ranks, seconds in points.items():
+    seconds = {ranks: [] for ranks in RANKS}
+    for run in range(1 + runs):
+        for ranks in RANKS:
             start = time.perf_counter()
             assert launch(work, nprocs=ranks) == [ranks] * ranks
             if run:
-                seconds.append(time.perf_counter() - start)
+                seconds[ranks].append(time.perf_counter() - start)
+    return list(seconds.items())
+
+
+def growth(full=True):
+    points = in_new_process("growth", 9 if full else 3)
     what = f"Launching more ranks on {os.cpu_count()} cores"
-    return [Curve(what, "ranks", {"launch": list(points.items())})]
+    return [Curve(what, "ranks", {"launch": points})]
+
+
+def in_new_process(*arguments):
+    """What this file prints; as the main module, so that ranks need not import it."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         _in_agent()
     else:
-        print(json.dumps(times(sys.argv[1], int(sys.argv[2]))))
+        name, number = sys.argv[1], int(sys.argv[2])
+        print(json.dumps(seconds_by_ranks(number) if name == "growth" else times(name, number)))

@@ -140,7 +140,7 @@ def seconds_of_blocks(repeats):
 
 def measure(full=True):
     torch.set_num_threads(1)
-    seconds = seconds_of_blocks(200 if full else 20)
+    seconds = seconds_of_blocks(100 if full else 15)
     ours, by_hand = seconds["torchladder"], seconds["by hand"]
 
     def microseconds(*sides):

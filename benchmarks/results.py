@@ -57,11 +57,11 @@ class Result:
         return cls(what, median(values), min(values), max(values), len(values), goal, **more)
 
 
-def table(group: dict) -> str:
-    """A group of ``results.json`` as the Markdown that the site's page includes."""
+def table(results: list[dict]) -> str:
+    """Results of ``results.json`` as the Markdown that the site's page includes."""
     heads = ["What", "In numbers", "Measured", "Spread", "Runs", "Goal", "Met?"]
     rows = [heads, ["---"] * len(heads)]
-    for result in (Result(**result) for result in group["results"]):
+    for result in (Result(**result) for result in results):
         # The site would make one dash of two.
         what = re.sub(r"--\S+", r"`\g<0>`", escape(result.what, quote=False))
         detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
@@ -69,13 +69,10 @@ def table(group: dict) -> str:
         goal = "" if result.goal is None else f"{'≤' if result.at_most else '≥'} {result.goal:g}"
         met = {True: "yes", False: "no", None: ""}[result.met]
         rows.append([what, detail, f"{result.ratio:.2f}", spread, str(result.runs), goal, met])
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", measured_on(group)]) + "\n"
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def measured_on(group: dict) -> str:
-    """A sentence on the machine and the date of a group."""
-    machine = dict(group["machine"])
-    date = machine.pop("date")
-    facts = "; ".join(f"{name} {value}" for name, value in machine.items())
-    return f"Measured on {date}. {facts}."
+def measured_on(machine: dict) -> str:
+    """A sentence on the machine and the date."""
+    facts = "; ".join(f"{name} {value}" for name, value in machine.items() if name != "date")
+    return f"Measured on {machine['date']}. {facts}."

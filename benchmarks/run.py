@@ -23,12 +23,13 @@ from torchladder.devices import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
-# A module each. Its measure(full) gives a list of results; its growth(full), if it has one, a list
-# of curves. Those of FULL_ONLY are not in the quick run.
+# For each, measure(full) of the module of that name gives a list of results; for one that ends in
+# `_growth`, growth(full) gives a list of curves.
 GROUPS = (
-    "launching", "loop", "rungs", "ddp_costs", "imports", "checkpoints", "kills", "pages",
+    "launching", "launching_growth", "loop", "rungs", "ddp_costs", "imports",
+    "checkpoints", "checkpoints_growth", "kills", "pages", "pages_growth",
 )  # fmt: skip
-FULL_ONLY = ("ddp_costs",)
+FULL_ONLY = ("ddp_costs", "pages_growth")
 
 
 def machine():
@@ -46,34 +47,29 @@ def machine():
 
 def measured(name, full):
     """A group as ``results.json`` holds it."""
-    module = importlib.import_module(name)
-    group = {"machine": machine()}
-    group["results"] = [dataclasses.asdict(result) for result in module.measure(full)]
-    if hasattr(module, "growth"):
-        group["curves"] = [dataclasses.asdict(curve) for curve in module.growth(full)]
-    return group
+    module = importlib.import_module(name.removesuffix("_growth"))
+    if name.endswith("_growth"):
+        return {"machine": machine(), "curves": list(map(dataclasses.asdict, module.growth(full)))}
+    return {"machine": machine(), "results": list(map(dataclasses.asdict, module.measure(full)))}
 
 
 def show(group, stored):
     """Print a group, each result beside the stored one of the same name."""
     before = {row["what"]: row["ratio"] for row in stored.get("results", [])}
-    for result in (Result(**row) for row in group["results"]):
+    for result in (Result(**row) for row in group.get("results", [])):
         print(f"{result}{f', stored {before[result.what]:.2f}' if result.what in before else ''}")
-    for curve in group.get("curves", []):
-        curve = Curve(**curve)
+    for curve in (Curve(**curve) for curve in group.get("curves", [])):
         print(curve.in_words(), curve.extrapolated())
 
 
 def write_tables():
-    """For each group in ``results.json``, the table and the curves that the page includes."""
+    """For each group in ``results.json``, the table or the curves that the page includes."""
     TABLES.mkdir(exist_ok=True)
     for name, group in json.loads(RESULTS.read_text()).items():
-        (TABLES / f"{name}.md").write_text(table(group), encoding="utf-8")
-        if "curves" in group:
-            curves = [Curve(**curve) for curve in group["curves"]]
-            shown = [text for curve in curves for text in (curve.drawn(), curve.extrapolated())]
-            growth = "\n\n".join([*shown, measured_on(group)]) + "\n"
-            (TABLES / f"{name}_growth.md").write_text(growth, encoding="utf-8")
+        curves = [Curve(**curve) for curve in group.get("curves", [])]
+        parts = [text for curve in curves for text in (curve.drawn(), curve.extrapolated())]
+        parts = [*(parts or [table(group["results"])]), measured_on(group["machine"])]
+        (TABLES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def main(names, full):

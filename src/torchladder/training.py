@@ -349,9 +349,10 @@ def new_sums(device: torch.device) -> list:
 def add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
     """Add a batch's summed loss, correct answers and images to the three `sums`.
 
-    ``loss`` is a mean, and the last batch is often smaller: a mean of means would be wrong.
+    ``loss`` is a mean, without a graph. The last batch is often smaller: a mean of means would be
+    wrong.
     """
-    sums[0].add_(loss.detach(), alpha=len(labels))
+    sums[0].add_(loss, alpha=len(labels))
     sums[1].add_((logits.argmax(1) == labels).sum())
     sums[2] += len(labels)
 
