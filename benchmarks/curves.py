@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from statistics import median
 
@@ -68,7 +69,8 @@ class Curve:
         ax.set_xticks(xs, [f"{x:,g}" for x in xs], minor=False)
         ax.set_xticks([], minor=True)
         ax.set(xlabel=self.x, ylabel="seconds")
-        return show(fig, self.in_words())._repr_html_()
+        # On one line: in Markdown, HTML ends where a line is empty.
+        return re.sub(r"\s*\n\s*", " ", show(fig, self.in_words())._repr_html_())
 
 
 def in_seconds(value: float) -> str:
