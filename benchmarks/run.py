@@ -26,8 +26,8 @@ TABLES = Path(__file__).with_name("tables")
 # For each, measure(full) of the module of that name gives a list of results; for one that ends in
 # `_growth`, growth(full) gives a list of curves.
 GROUPS = (
-    "launching", "launching_growth", "loop", "rungs", "ddp_costs", "imports",
-    "checkpoints", "checkpoints_growth", "kills", "pages", "pages_growth",
+    "launching", "launching_growth", "loading", "loading_growth", "loop", "posts_epoch", "rungs",
+    "ddp_costs", "imports", "checkpoints", "checkpoints_growth", "kills", "pages", "pages_growth",
 )  # fmt: skip
 FULL_ONLY = ("ddp_costs", "pages_growth")
 

@@ -379,8 +379,10 @@ def test_batches_of_the_loader_and_of_the_device_are_equal(small, workers):
 def test_single_items_equal_their_place_in_a_batch(small):
     dataset = data.ImageSet(small, "test")
     images, labels = dataset.__getitems__([5, 7])
-    assert torch.equal(images[1], dataset[7][0])
-    assert labels[1] == dataset[7][1]
+    in_workers = loader(small, "test", workers=1).dataset
+    for image, label in [dataset[7], dataset[7 - len(dataset)], in_workers[7]]:
+        assert torch.equal(images[1], image)
+        assert labels[1] == label
 
 
 def test_a_pair_of_data_sets_gives_the_batches_of_the_same_images(small):

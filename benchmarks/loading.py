@@ -1,0 +1,133 @@
+"""Batches of small images: whole batches out of memory, and one image at a time as the posts do.
+
+The posts give torchvision's data set with its transforms to a DataLoader, in batches of 64. Both
+sides read the same images in the same order, and without augmentation their batches are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from itertools import islice
+from statistics import median
+
+import torch
+from curves import Curve
+from results import Result
+from torch.utils.data import DataLoader
+from torchvision.datasets import FashionMNIST
+from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
+
+from torchladder.data import DeviceBatches, ImageData, flip_and_crop, load, loader
+
+CPU = torch.device("cpu")
+SIZES = (1_000, 6_000, 20_000, 60_000)
+
+
+class OneByOne(FashionMNIST):
+    """torchvision's Fashion-MNIST, of images that are in memory already."""
+
+    def __init__(self, data: ImageData, transform) -> None:
+        self.data, self.targets = data.train_images[:, 0], data.train_labels
+        self.transform, self.target_transform = transform, None
+
+
+def posts_loader(data: ImageData, *, workers: int = 0, augment: bool = False) -> DataLoader:
+    """Batches as the posts make them, in the order of `loader`."""
+    transform = Compose([ToTensor(), Normalize(data.mean, data.std)])
+    if augment:
+        transform = Compose([RandomCrop(data.shape[1:], 2), RandomHorizontalFlip(), transform])
+    order = loader(data).sampler
+    return DataLoader(OneByOne(data, transform), 64, sampler=order, num_workers=workers)
+
+
+def assert_same_batches(data: ImageData, count: int, workers: int = 0) -> None:
+    """The first `count` batches of the posts, of `loader` and of `DeviceBatches` are equal."""
+    ways = (
+        posts_loader(data, workers=workers),
+        loader(data, workers=workers),
+        DeviceBatches(data, device=CPU),
+    )
+    for theirs, *ours in islice(zip(*ways, strict=True), count):
+        for batch in ours:
+            assert all(map(torch.equal, batch, theirs))
+
+
+def first_images(data: ImageData, count: int) -> ImageData:
+    """`count` training images, some of them several times if there are fewer."""
+    chosen = torch.arange(count) % len(data.train_images)
+    images, labels = data.train_images[chosen], data.train_labels[chosen]
+    return dataclasses.replace(data, train_images=images, train_labels=labels)
+
+
+def fashion_mnist() -> ImageData:
+    """60,000 images: where the full set is not installed, the bundled ones five times."""
+    try:
+        return load("fashion_mnist")
+    except FileNotFoundError:
+        return first_images(load(), 60_000)
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def seconds_a_batch(batches: Iterable, count: int) -> float:
+    """Without the first eight, for which workers are started and fill their queues."""
+    iterator = iter(batches)
+    for _ in islice(iterator, 8):
+        pass
+    start = time.perf_counter()
+    for _ in islice(iterator, count):
+        pass
+    return (time.perf_counter() - start) / count
+
+
+def compared(what: str, goal: float, theirs: Iterable, ours: Iterable, full: bool) -> Result:
+    """How many times as many batches a second `ours` gives; both are timed in turns."""
+    runs, count, our_count = (7, 150, 900) if full else (3, 60, 400)
+    pairs = [
+        (seconds_a_batch(theirs, count), seconds_a_batch(ours, our_count)) for _ in range(runs)
+    ]
+    rates = [f"{1 / median(seconds):,.0f}" for seconds in zip(*pairs, strict=True)]
+    detail = "{1} against {0} batches/s".format(*rates)
+    return Result.of_pairs(what, pairs, goal, detail=detail)
+
+
+def measure(full: bool = True) -> list[Result]:
+    torch.set_num_threads(1)
+    data = fashion_mnist()
+    assert_same_batches(data, count=100 if full else 20)
+    results = []
+    for words, goal, augment in [("", 20, None), (", flipped and shifted", 10, flip_and_crop)]:
+        ways = {
+            "no workers": (0, loader(data, augment=augment)),
+            "no workers, without a DataLoader": (
+                0,
+                DeviceBatches(data, device=CPU, augment=augment),
+            ),
+            "2 workers each": (2, loader(data, workers=2, augment=augment)),
+            "2 workers, and none of ours": (2, loader(data, augment=augment)),
+        }
+        for name, (workers, ours) in ways.items():
+            theirs = posts_loader(data, workers=workers, augment=augment is not None)
+            what = f"Batches of 64 small images{words}, {name}: times the rate of the posts"
+            results.append(compared(what, goal, theirs, ours, full))
+    return results
+
+
+def growth(full: bool = True) -> list[Curve]:
+    """An epoch of the loader, from data in memory to the last batch."""
+    torch.set_num_threads(1)
+    data, lines = fashion_mnist(), {}
+    for name, augment in {"as they are": None, "flipped and shifted": flip_and_crop}.items():
+        lines[name] = []
+        for size in SIZES:
+            few, seconds = first_images(data, size), []
+            for _ in range(7 if full else 3):
+                start = time.perf_counter()
+                for _ in loader(few, augment=augment):
+                    pass
+                seconds.append(time.perf_counter() - start)
+            lines[name].append((size, seconds))
+    return [Curve("The time of an epoch's batches grows with its images", "images", lines)]

@@ -1,0 +1,132 @@
+"""A training epoch as the posts write it, and what each change to it brings.
+
+The posts read one image at a time through torchvision, print ``loss.item()`` every ten steps and
+save the state dict. Batch size, order, network and optimizer stay as they are, so the losses do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from loading import OneByOne, first_images
+from results import Result
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision.transforms import ToTensor
+
+from torchladder.data import DeviceBatches, ImageData, load, loader
+from torchladder.models import LeNet, LinearConvNet
+from torchladder.training import to_device
+
+#: Each with all changes above it.
+CHANGES = {
+    "as the posts write it": {},
+    "bytes in memory, a batch at a time": {"whole_batches": True},
+    "loss read once, at the end": {"item": False},
+    "a fused optimizer": {"fused": True},
+    "channels_last": {"channels_last": True},
+    "autocast to bfloat16": {"bfloat16": True},
+}
+ROUNDING = {"autocast to bfloat16": 0.02}  # how far its losses may be off; the others' 1e-4
+NETS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # images of an epoch: quick, full
+    "LeNet": (LeNet, 2_560, 12_000),
+    "the posts' net at 1/16": (partial(LinearConvNet, (1, 28, 28), width=1 / 16), 320, 2_560),
+}
+
+
+def posts_data(images: int) -> ImageData:
+    """Pixels from 0 to 1, as ``ToTensor`` makes them: the posts do not normalise further."""
+    return dataclasses.replace(first_images(load(), images), mean=(0.0,), std=(1.0,))
+
+
+def batches_of(data: ImageData, whole_batches: bool, device: torch.device) -> Iterator:
+    if whole_batches:
+        return iter(DeviceBatches(data, device=device))
+    pictures = OneByOne(data, ToTensor())
+    return iter(DataLoader(pictures, batch_size=64, sampler=loader(data).sampler))
+
+
+def epoch(
+    make: Callable[[], nn.Module],
+    data: ImageData,
+    device: torch.device,
+    *,
+    whole_batches: bool = False,
+    item: bool = True,
+    fused: bool = False,
+    channels_last: bool = False,
+    bfloat16: bool = False,
+) -> tuple[float, Tensor]:
+    """Train for an epoch: its seconds, and the loss at each step."""
+    torch.manual_seed(0)
+    net, losses = make().to(device), []
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    net.to(memory_format=layout)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=fused or None)
+    start = time.perf_counter()
+    net.train()
+    for images, labels in batches_of(data, whole_batches, device):
+        images = to_device(images, device).contiguous(memory_format=layout)
+        labels = to_device(labels, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            loss = F.cross_entropy(net(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if item and len(losses) % 10 == 0:
+            print(f"step {len(losses)}, loss {loss.item()}")
+    torch.save(net.state_dict(), io.BytesIO())
+    losses = torch.stack(losses).cpu()  # this waits for a GPU
+    return time.perf_counter() - start, losses
+
+
+def rounds(make, data: ImageData, device: torch.device, runs: int) -> dict[str, list[float]]:
+    """Seconds of each run after each change, all changes in turns; their losses are compared."""
+    seconds = {name: [] for name in CHANGES}
+    for _ in range(runs):
+        options = {}
+        for name, change in CHANGES.items():
+            options |= change
+            with contextlib.redirect_stdout(io.StringIO()):
+                taken, losses = epoch(make, data, device, **options)
+            seconds[name].append(taken)
+            if not change:
+                expected = losses
+            torch.testing.assert_close(losses, expected, rtol=ROUNDING.get(name, 1e-4), atol=0)
+    return seconds
+
+
+def measure(full: bool = True, device: str = "cpu") -> list[Result]:
+    torch.set_num_threads(os.cpu_count())  # PyTorch's default, whatever OMP_NUM_THREADS says
+    results = []
+    for net, (make, few, many) in NETS.items():
+        data = posts_data(many if full else few)
+        seconds = rounds(make, data, torch.device(device), 5 if full else 3)
+        results += chain(net, len(data.train_images), seconds)
+    return results
+
+
+def chain(net: str, images: int, seconds: dict[str, list[float]]) -> list[Result]:
+    """A row a change, against the one before; then the last against the first."""
+    results, start = [], seconds["as the posts write it"]
+    before = start
+    for name, runs in list(seconds.items())[1:]:
+        times = [f"{median(run):.2f}" for run in (before, runs)]
+        total = median(start) / median(runs)
+        detail = f"{times[0]} s, then {times[1]} s; {total:.2f} times as fast as the start"
+        pairs = list(zip(before, runs, strict=True))
+        results.append(Result.of_pairs(f"{net}: {name}", pairs, 0.95, detail=detail))
+        before = runs
+    pairs = list(zip(start, before, strict=True))
+    detail = f"an epoch of {images:,} images: {median(start):.2f} s, then {median(before):.2f} s"
+    return [*results, Result.of_pairs(f"{net}: all of these", pairs, 1, detail=detail)]

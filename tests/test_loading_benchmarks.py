@@ -1,0 +1,38 @@
+"""What the benchmarks of loading compare does the same; only then do their times say anything."""
+
+from functools import partial
+
+import loading
+import posts_epoch
+import pytest
+import torch
+
+from torchladder.data import DeviceBatches, load
+from torchladder.models import LeNet
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_torchvisions_transforms_to_the_bit(workers):
+    loading.assert_same_batches(load(), 20, workers)
+
+
+def test_other_pixels_are_seen_not_to_be_the_same(monkeypatch):
+    monkeypatch.setattr(loading, "ToTensor", lambda: lambda image: torch.ones(1, 28, 28))
+    with pytest.raises(AssertionError):
+        loading.assert_same_batches(load(), 1)
+
+
+def test_each_change_to_the_posts_loop_keeps_its_losses():
+    data = posts_epoch.posts_data(640)
+    seconds = posts_epoch.rounds(LeNet, data, torch.device("cpu"), runs=1)
+    results = posts_epoch.chain("LeNet", 640, seconds)
+    assert [result.what for result in results[:-1]] == [f"LeNet: {name}" for name in seconds][1:]
+    product = torch.tensor([result.ratio for result in results[:-1]]).prod()
+    assert results[-1].ratio == pytest.approx(product.item(), rel=1e-3)
+
+
+def test_a_change_that_changes_the_losses_is_refused(monkeypatch):
+    other_order = partial(DeviceBatches, seed=1)
+    monkeypatch.setattr(posts_epoch, "DeviceBatches", other_order)
+    with pytest.raises(AssertionError, match="not close"):
+        posts_epoch.rounds(LeNet, posts_epoch.posts_data(640), torch.device("cpu"), runs=1)
