@@ -117,7 +117,7 @@ def measure(full: bool = True, device: str = "cpu") -> list[Result]:
 
 
 def chain(net: str, images: int, seconds: dict[str, list[float]]) -> list[Result]:
-    """A row a change, against the one before; then the last against the first."""
+    """A row a change, times as fast as the one before; then the last against the first."""
     results, start = [], seconds["as the posts write it"]
     before = start
     for name, runs in list(seconds.items())[1:]:
@@ -125,7 +125,7 @@ def chain(net: str, images: int, seconds: dict[str, list[float]]) -> list[Result
         total = median(start) / median(runs)
         detail = f"{times[0]} s, then {times[1]} s; {total:.2f} times as fast as the start"
         pairs = list(zip(before, runs, strict=True))
-        results.append(Result.of_pairs(f"{net}: {name}", pairs, 0.95, detail=detail))
+        results.append(Result.of_pairs(f"{net}: {name}", pairs, None, detail=detail))
         before = runs
     pairs = list(zip(start, before, strict=True))
     detail = f"an epoch of {images:,} images: {median(start):.2f} s, then {median(before):.2f} s"
