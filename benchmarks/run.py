@@ -27,9 +27,10 @@ TABLES = Path(__file__).with_name("tables")
 # `_growth`, growth(full) gives a list of curves.
 GROUPS = (
     "launching", "launching_growth", "loading", "loading_growth", "loop", "posts_epoch", "rungs",
-    "ddp_costs", "imports", "checkpoints", "checkpoints_growth", "kills", "pages", "pages_growth",
+    "ddp_costs", "imports", "checkpoints", "checkpoints_growth", "kills", "building", "pages",
+    "pages_growth",
 )  # fmt: skip
-FULL_ONLY = ("ddp_costs", "pages_growth")
+FULL_ONLY = ("ddp_costs", "building", "pages_growth")
 
 
 def machine():
