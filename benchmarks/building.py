@@ -60,7 +60,7 @@ def measure(full=True):
             [time / LIMITS[name] for time in times],
             1,
             at_most=True,
-            detail=f"{median(times):.0f} s",
+            detail=f"{median(times):.1f} s",
         )
         for name, times in seconds.items()
     ]

@@ -57,10 +57,10 @@ class Curve:
         fig, ax = figure(self.what)
         for (name, points), color in zip(self.lines.items(), LINE_COLORS, strict=False):
             color, (xs, all_runs) = COLORS[color], zip(*points, strict=True)
-            ax.plot(xs, [median(runs) for runs in all_runs], color=color)
+            ax.plot(xs, [median(runs) for runs in all_runs], color=color, label=name)
             ax.plot(xs, all_runs, "o", color=color, markersize=4)
-            place = {"xytext": (-4, 8), "textcoords": "offset points", "ha": "right"}
-            ax.annotate(name, (xs[-1], max(all_runs[-1])), color=color, **place)
+        if len(self.lines) > 1:
+            ax.legend(frameon=False, labelcolor="linecolor", loc="upper left")
         if xs[-1] > 20 * xs[0]:
             ax.set(xscale="log", yscale="log")
             ax.yaxis.set_major_formatter("{x:g}")
