@@ -60,7 +60,7 @@ def test_every_model_trains(model, capsys):
 def test_an_option_that_is_left_out_means_what_train_means_by_it():
     options = vars(cli._parser().parse_args(["train"]))
     defaults = getfullargspec(train).kwonlydefaults
-    assert defaults.keys() - options.keys() == {"ddp_options", "on_step", "progress"}
+    assert defaults.keys() - options.keys() == {"augment", "ddp_options", "on_step", "progress"}
     assert {**defaults, **options} == {**options, **defaults}
 
 

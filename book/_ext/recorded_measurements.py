@@ -2,7 +2,7 @@
 
 A chapter marks a place with a comment, which Jupyter does not show: ``<!-- recorded: copies -->``
 for the table of ``runs/<machine>/copies.json``, as the programs of ``benchmarks/gpu`` write it, and
-``<!-- recorded: the output above -->`` for what the cell before it gave elsewhere. Without a record
+``<!-- recorded: output -->`` for what the cell before it gave elsewhere. Without a record
 nothing stands there. Nothing is typed in: machine, date and numbers are those of the files. What
 stands between ``<!-- until a GPU is recorded -->`` and ``<!-- end -->`` goes when a record of the
 chapter on a GPU exists.
@@ -18,7 +18,7 @@ from recorded_runs import inline, joined, label, read_json, recorded, run_and_ch
 from translation import _
 
 MARK = re.compile(r"<!-- recorded: ([\w ]+) -->")
-OUTPUT = "the output above"
+OUTPUT = "output"
 UNTIL = re.compile(r"<!-- until a GPU is recorded -->(.*?)<!-- end -->", re.DOTALL)
 
 

@@ -208,7 +208,7 @@ class Run:
         self.autocast = _autocast(self.device, self.amp)
         # Without scaling, gradients below 6e-8 become 0 in float16 (bfloat16 has float32's range).
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp == "fp16")
-        self.sums = new_sums(self.device)  # of the unfinished epoch
+        self.sums = _new_sums(self.device)  # of the unfinished epoch
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Learn from one batch, and add it to the totals."""
@@ -233,7 +233,7 @@ class Run:
         results = (trained.loss, trained.accuracy, tested.loss, tested.accuracy)
         rate, memory = trained.count / self.seconds, peak_memory(self.device)
         self.history.append(Epoch(self.epoch, *results, self.seconds, rate, memory))
-        self.batch, self.seconds, self.sums = 0, 0.0, new_sums(self.device)
+        self.batch, self.seconds, self.sums = 0, 0.0, _new_sums(self.device)
 
     def save(self, *, best: bool = False) -> None:
         """Write a checkpoint, which `resume` takes up; every rank calls this."""
@@ -330,7 +330,7 @@ def evaluate(
     `across_ranks`, over the batches of all ranks, and every rank has to call it.
     """
     device = device_of_model(model)
-    sums, precision = new_sums(device), _autocast(device, amp)
+    sums, precision = _new_sums(device), _autocast(device, amp)
     with evaluation_mode(model), torch.inference_mode():
         for images, labels in batches:
             images, labels = to_device(images, device), to_device(labels, device)
@@ -341,7 +341,7 @@ def evaluate(
     return metrics_of(sums, across_ranks=across_ranks)
 
 
-def new_sums(device: torch.device) -> list:
+def _new_sums(device: torch.device) -> list:
     """Sums of loss and of correct answers, on the device, and a count of images: all zero."""
     return [*torch.zeros(2, device=device).unbind(), 0]
 

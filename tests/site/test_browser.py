@@ -32,9 +32,10 @@ SEARCH_BOXES = """() => [...document.querySelectorAll('input[type=search], .sear
     .map(e => e.getBoundingClientRect())
     .filter(r => r.width && r.right > 0 && r.left < innerWidth).length"""
 
-# A cell is coloured if some of its text has another colour than the rest.
+# A cell is coloured if some of its text has another colour than the rest; one with nothing but a
+# name has nothing to colour.
 UNCOLOURED = """() => [...document.querySelectorAll('.cell_input pre')]
-    .filter(pre => /[a-z]/i.test(pre.innerText))
+    .filter(pre => /[a-z]/i.test(pre.innerText) && !/^\\w+\\s*$/.test(pre.innerText))
     .filter(pre => ![...pre.querySelectorAll('span[class]')].length ||
         (pre.querySelector('.k, .kn, .s2, .mi') && new Set([...pre.querySelectorAll('span')]
             .map(span => getComputedStyle(span).color)).size < 2))

@@ -38,7 +38,7 @@ CHAPTERS = {
         "```{literalinclude} ../rungs/2_gpu.py\n:diff: ../rungs/1_cpu.py\n```",
         LEAKS,
         "print(6 * 7, 'images a second')",
-        "<!-- recorded: the output above -->\n\n<!-- recorded: copies -->\n\nA sentence."
+        "<!-- recorded: output -->\n\n<!-- recorded: copies -->\n\nA sentence."
         "<!-- until a GPU is recorded --> Not seen on a GPU.<!-- end -->",
     ],
     "02_stops": [
