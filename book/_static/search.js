@@ -94,6 +94,7 @@
 
     function show(query, { hits, whole }) {
       const count = hits.length;
+      if (box.contains(document.activeElement)) input.focus(); // its hit is about to go
       box.hidden = !query;
       says.textContent = phrase(!count ? "none" : !whole ? "part" : count === 1 ? "one" : "some", { count, query });
       advised.replaceChildren(...(count && whole ? [] : [advice(query)]));
