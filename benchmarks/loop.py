@@ -51,32 +51,30 @@ def by_hand(net, optimizer, batches, backward=torch.Tensor.backward):
     return time.perf_counter() - start
 
 
-def accelerate_block():
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
+def prepared_block(prepare, backward):
+    """The loop by hand, around a net and an optimizer that a library has wrapped once."""
     prepared = []
 
     def block(net, optimizer, batches):
         if not prepared:
-            prepared.extend(accelerator.prepare(net, optimizer))
-        return by_hand(*prepared, batches, backward=accelerator.backward)
+            prepared.extend(prepare(net, optimizer))
+        return by_hand(*prepared, batches, backward=backward)
 
     return block
+
+
+def accelerate_block():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    return prepared_block(accelerator.prepare, accelerator.backward)
 
 
 def fabric_block():
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
-    prepared = []
-
-    def block(net, optimizer, batches):
-        if not prepared:
-            prepared.extend(fabric.setup(net, optimizer))
-        return by_hand(*prepared, batches, backward=fabric.backward)
-
-    return block
+    return prepared_block(fabric.setup, fabric.backward)
 
 
 def trainer_block():

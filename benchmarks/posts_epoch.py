@@ -25,7 +25,6 @@ from torchvision.transforms import ToTensor
 
 from torchladder.data import DeviceBatches, ImageData, load, loader
 from torchladder.models import LeNet, LinearConvNet
-from torchladder.training import to_device
 
 #: Each with all changes above it.
 CHANGES = {
@@ -48,9 +47,9 @@ def posts_data(images: int) -> ImageData:
     return dataclasses.replace(first_images(load(), images), mean=(0.0,), std=(1.0,))
 
 
-def batches_of(data: ImageData, whole_batches: bool, device: torch.device) -> Iterator:
+def batches_of(data: ImageData, whole_batches: bool) -> Iterator:
     if whole_batches:
-        return iter(DeviceBatches(data, device=device))
+        return iter(DeviceBatches(data, device=torch.device("cpu")))
     pictures = OneByOne(data, ToTensor())
     return iter(DataLoader(pictures, batch_size=64, sampler=loader(data).sampler))
 
@@ -58,7 +57,6 @@ def batches_of(data: ImageData, whole_batches: bool, device: torch.device) -> It
 def epoch(
     make: Callable[[], nn.Module],
     data: ImageData,
-    device: torch.device,
     *,
     whole_batches: bool = False,
     item: bool = True,
@@ -66,20 +64,17 @@ def epoch(
     channels_last: bool = False,
     bfloat16: bool = False,
 ) -> tuple[float, Tensor]:
-    """Train for an epoch: its seconds, and the loss at each step."""
+    """Train for an epoch: its seconds of processor time, and the loss at each step."""
     torch.manual_seed(0)
-    net, losses = make().to(device), []
+    net, losses = make(), []
     layout = torch.channels_last if channels_last else torch.contiguous_format
     net.to(memory_format=layout)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=fused or None)
-    # One thread's work: on a CPU, its own time says the same and leaves out other programs.
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    start = clock()
+    start = time.process_time()  # leaves out other programs
     net.train()
-    for images, labels in batches_of(data, whole_batches, device):
-        images = to_device(images, device).contiguous(memory_format=layout)
-        labels = to_device(labels, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+    for images, labels in batches_of(data, whole_batches):
+        images = images.contiguous(memory_format=layout)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = F.cross_entropy(net(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -88,11 +83,10 @@ def epoch(
         if item and len(losses) % 10 == 0:
             print(f"step {len(losses)}, loss {loss.item()}")
     torch.save(net.state_dict(), io.BytesIO())
-    losses = torch.stack(losses).cpu()  # this waits for a GPU
-    return clock() - start, losses
+    return time.process_time() - start, torch.stack(losses)
 
 
-def rounds(make, data: ImageData, device: torch.device, runs: int) -> dict[str, list[float]]:
+def rounds(make, data: ImageData, runs: int) -> dict[str, list[float]]:
     """Seconds of each run after each change, all changes in turns; their losses are compared."""
     seconds = {name: [] for name in CHANGES}
     for _ in range(runs):
@@ -100,7 +94,7 @@ def rounds(make, data: ImageData, device: torch.device, runs: int) -> dict[str, 
         for name, change in CHANGES.items():
             options |= change
             with contextlib.redirect_stdout(io.StringIO()):
-                taken, losses = epoch(make, data, device, **options)
+                taken, losses = epoch(make, data, **options)
             seconds[name].append(taken)
             if not change:
                 expected = losses
@@ -108,12 +102,12 @@ def rounds(make, data: ImageData, device: torch.device, runs: int) -> dict[str, 
     return seconds
 
 
-def measure(full: bool = True, device: str = "cpu") -> list[Result]:
+def measure(full: bool = True) -> list[Result]:
     torch.set_num_threads(1)
     results = []
     for net, (make, few, many) in NETS.items():
         data = posts_data(many if full else few)
-        seconds = rounds(make, data, torch.device(device), 5 if full else 3)
+        seconds = rounds(make, data, 5 if full else 3)
         results += chain(net, len(data.train_images), seconds)
     return results
 

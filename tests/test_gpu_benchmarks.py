@@ -13,8 +13,8 @@ import measurement
 import pytest
 import speed_ladder
 import torch
-from measurement import Sheet
-from speed_ladder import Batches, Net, Settings, Training, flops_an_image, one_run, triangle
+from measurement import Sheet, flops_of
+from speed_ladder import Batches, Net, Settings, Training, one_run, triangle
 
 from torchladder.data import balanced_subset, load
 
@@ -95,7 +95,7 @@ def test_the_flops_of_the_net_are_those_counted_by_hand():
     ]  # fmt: skip
     forward = 2 * 9 * sum(convolutions) + 2 * 16 * 10
     first = 2 * 9 * convolutions[0]  # needs no gradient of its input
-    assert flops_an_image(lambda: Net(4)) == 3 * forward - first
+    assert flops_of(lambda: Net(4), (1, 28, 28), 2) == 2 * (3 * forward - first)
 
 
 def test_the_learning_rate_rises_and_falls_to_nothing():

@@ -24,7 +24,7 @@ def test_other_pixels_are_seen_not_to_be_the_same(monkeypatch):
 
 def test_each_change_to_the_posts_loop_keeps_its_losses():
     data = posts_epoch.posts_data(640)
-    seconds = posts_epoch.rounds(LeNet, data, torch.device("cpu"), runs=1)
+    seconds = posts_epoch.rounds(LeNet, data, runs=1)
     results = posts_epoch.chain("LeNet", 640, seconds)
     assert [result.what for result in results[:-1]] == [f"LeNet: {name}" for name in seconds][1:]
     product = torch.tensor([result.ratio for result in results[:-1]]).prod()
@@ -35,4 +35,4 @@ def test_a_change_that_changes_the_losses_is_refused(monkeypatch):
     other_order = partial(DeviceBatches, seed=1)
     monkeypatch.setattr(posts_epoch, "DeviceBatches", other_order)
     with pytest.raises(AssertionError, match="not close"):
-        posts_epoch.rounds(LeNet, posts_epoch.posts_data(640), torch.device("cpu"), runs=1)
+        posts_epoch.rounds(LeNet, posts_epoch.posts_data(640), runs=1)

@@ -40,7 +40,7 @@ def bus_from(told: str) -> dict:
 
 
 def copied(nbytes: int, device: torch.device, *, pinned: bool, to_gpu: bool) -> dict:
-    """Bytes a second of a copy, and how long the call itself takes."""
+    """Bytes a second of copies in a row."""
     here = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
     there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     source, target = (here, there) if to_gpu else (there, here)

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
@@ -80,6 +82,13 @@ def in_short(values: dict) -> str:
             value = f"{median(value):.4g} (median of {len(value)})"
         parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(parts)
+
+
+def flops_of(build: Callable[[], nn.Module], shape: tuple, batch: int) -> int:
+    """Of a training step with `batch` samples of this shape, counted without computing."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        build()(torch.empty(batch, *shape)).sum().backward()
+    return counter.get_total_flops()
 
 
 def matrix_product_rate(device: torch.device, kind: str, n: int) -> list[float]:

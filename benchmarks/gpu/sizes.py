@@ -11,25 +11,16 @@ parameters, on the GPU only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measurement import Sheet, main
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from measurement import Sheet, flops_of, main
 
 from torchladder import measuring, models
 
 BATCH = 64
 CPU = torch.device("cpu")
-
-
-def flops_a_step(build: Callable[[], nn.Module], shape: tuple, batch: int) -> int:
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        build()(torch.empty(batch, *shape)).sum().backward()
-    return counter.get_total_flops()
 
 
 def step_of(build, shape, batch: int, device: torch.device, *, amp: bool = False):
@@ -63,7 +54,7 @@ def on_cpu(step, threads: int) -> list[float]:
 
 def compared(build, shape, device: torch.device, *, cpu: bool) -> dict:
     """One row: the step on the CPU and on `device`."""
-    facts = {"flops": flops_a_step(build, shape, BATCH)}
+    facts = {"flops": flops_of(build, shape, BATCH)}
     facts["parameters"] = models.count_parameters(build())
     if cpu:
         step = step_of(build, shape, BATCH, CPU)
@@ -81,7 +72,7 @@ def whole(width: float, batch: int, device: torch.device, *, amp: bool) -> dict:
     measuring.reset_peak_memory(device)
     step = step_of(build, shape, batch, device, amp=amp)
     seconds = list(measuring.measure(step, device=device, repeats=5).seconds)
-    facts = {"batch": batch, "amp": amp, "flops": flops_a_step(build, shape, batch)}
+    facts = {"batch": batch, "amp": amp, "flops": flops_of(build, shape, batch)}
     with torch.device("meta"):
         facts["parameters"] = models.count_parameters(build())
     return facts | {"gpu_seconds": seconds, "peak_bytes": measuring.peak_memory(device)}

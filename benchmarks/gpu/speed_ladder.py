@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
@@ -27,10 +27,9 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from measurement import Sheet, main, matrix_product_rate
+from measurement import Sheet, flops_of, main, matrix_product_rate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms.functional import to_pil_image, to_tensor
 
 from torchladder import data
@@ -113,13 +112,6 @@ class Net(nn.Module):
         return self.last(self.blocks(self.stem(x)).amax((2, 3)))
 
 
-def flops_an_image(net: Callable[[], nn.Module]) -> int:
-    """Of a training step, counted without computing."""
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        net()(torch.empty(2, 1, 28, 28)).sum().backward()
-    return counter.get_total_flops() // 2
-
-
 # --- the data -----------------------------------------------------------------------------------
 
 
@@ -188,7 +180,7 @@ class Training:
     """
 
     def __init__(self, net: nn.Module, settings: Settings, device: torch.device) -> None:
-        self.settings, self.device, self.make = settings, device, type(net)
+        self.settings, self.device = settings, device
         self.net = net.to(device)
         if settings.channels_last:
             self.net.to(memory_format=torch.channels_last)
@@ -277,6 +269,13 @@ def steps(training: Training, batches: Iterator) -> int:
     return count
 
 
+def with_schedule(training: Training, batches: Iterable, done: int, total: int) -> Iterator:
+    """`batches`, each after the learning rate of its step is set; `done` of `total` steps are."""
+    for number, batch in enumerate(batches, done + 1):
+        training.set_lr(triangle(number / (total + 1)))
+        yield batch
+
+
 def triangle(at: float, warm_up: float = 0.2) -> float:
     """The learning rate's factor: up, then down to 0 at the end of the run (`at` = 1)."""
     return min(at / warm_up, (1 - at) / (1 - warm_up))
@@ -309,16 +308,12 @@ def rates(training: Training, batches: Batches, block: int, repeats: int) -> lis
 def one_run(training, batches, tests, epochs: int, target: float, seed: int) -> dict:
     """Train until `target`; seconds, epochs and accuracy, seconds None if it was not reached."""
     training.set_back(seed)
-    seconds, number, total = 0.0, 0, epochs * len(batches)
+    seconds, in_epoch = 0.0, len(batches)
     for epoch in range(1, epochs + 1):
         synchronize(training.device)
         start = perf_counter()
-        for images, labels in batches:
-            training.set_lr(triangle((number + 1) / (total + 1)))
-            loss = training.step(images, labels)
-            number += 1
-            if training.settings.loader == "as in the posts" and number % 10 == 0:
-                loss.item()
+        done = (epoch - 1) * in_epoch
+        steps(training, with_schedule(training, batches, done, epochs * in_epoch))
         synchronize(training.device)
         seconds += perf_counter() - start
         accuracy = training.accuracy(*tests)
@@ -376,7 +371,7 @@ def measure(sheet: Sheet, device: torch.device) -> None:
         # Convolutions of float32 numbers use TF32 without being asked, where there is TF32.
         kind = ("bfloat16" if settings.amp else "tf32") if cuda else "float32"
         rows.append((name, settings, reason, kind))
-    work = flops_an_image(lambda: Net(width))
+    work = flops_of(lambda: Net(width), (1, 28, 28), 2) // 2
     for name, settings, reason, kind in rows:
 
         def row(settings=settings, reason=reason, kind=kind):

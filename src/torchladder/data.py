@@ -337,7 +337,7 @@ class ImageSet(Dataset):
 
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The same as `batch`, with images that are not normalised yet."""
-        # Not images[indices]: that takes ten times as long on a CPU.
+        # Not images[indices]: for small images that takes several times as long on a CPU.
         images = self.images.index_select(0, indices)
         if self.augment is not None:
             images = self.augment(images)
