@@ -1,14 +1,12 @@
 """Run the chapters in order, each in a clean kernel, and write them back normalised.
 
 ``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's
-place, metadata holds nothing volatile, neighbouring stream outputs are merged, and the traceback
-of a cell that fails on purpose keeps the frames of the page and the whole message. Where the
-outputs come from is noted in ``runs/chapters.json``.
+place, metadata holds nothing but where the outputs come from, neighbouring stream outputs are merged,
+and the traceback of a cell that fails on purpose keeps the frames of the page and the whole message.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 from clinic_notebooks import clinic_notebook
-from machine_facts import machine_facts, write_json, write_text
+from machine_facts import machine_facts
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -65,7 +63,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
     try:
         client.execute()
     finally:
-        notebook.metadata = nbformat.from_dict(METADATA)
+        notebook.metadata = nbformat.from_dict(METADATA | {"run": machine_facts()})
         notebook.nbformat, notebook.nbformat_minor = 4, 5
         for number, cell in enumerate(notebook.cells):
             cell.id = f"cell-{number:02d}"
@@ -100,14 +98,11 @@ def own_frames(traceback: str, name: str) -> str:
     return "\n".join([header, *kept, "", message])
 
 
-def note_where(chapter: str) -> None:
-    """Keep in ``runs/chapters.json`` what machine the outputs of `chapter` now come from."""
-    file = NOTEBOOKS.parent / "runs" / "chapters.json"
-    chapters = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    chapters[chapter] = machine_facts()
-    here = {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
-    file.parent.mkdir(exist_ok=True)
-    write_json({name: chapters[name] for name in sorted(chapters) if name in here}, file)
+def write_text(text: str, path: Path) -> None:
+    """Write `text` to `path`: all of it, or nothing."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def main(names: list[str]) -> None:
@@ -115,8 +110,6 @@ def main(names: list[str]) -> None:
     os.environ.update(TQDM_DISABLE="1")
     for path in [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb")):
         refresh(path)
-        if path.resolve().parent == NOTEBOOKS:
-            note_where(path.stem)
         print(f"refreshed {path.name}", flush=True)
 
 

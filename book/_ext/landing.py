@@ -14,7 +14,6 @@ from pathlib import Path
 
 from docutils import nodes
 from error_clinic import CATALOGUE, LINK, moved
-from recorded_runs import joined
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from translation import _
 
@@ -61,7 +60,7 @@ def stored(root, text):
 def outputs_of(file):
     for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         for output in cell.get("outputs", []):
-            yield joined(output.get("text") or output.get("data", {}).get("text/plain", ""))
+            yield "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
 def share(root, text):

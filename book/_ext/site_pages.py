@@ -2,12 +2,42 @@
 
 import hashlib
 import re
+import tomllib
 from html import escape
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
+from sphinx.util.docutils import SphinxRole
 from translation import _
+
+
+def read_addresses(app, config):
+    """Where the book is published: ``[project.urls]`` of pyproject.toml, and nothing else, says so.
+
+    Without an address the site works as well, and makes none up.
+    """
+    file = Path(app.srcdir, "pyproject.toml")
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.exists() else {}
+    urls = {name: url.rstrip("/") for name, url in project.get("urls", {}).items()}
+    if repository := urls.get("Repository"):
+        config.html_theme_options |= {"repository_url": repository, "use_repository_button": True}
+        app.tags.add("repository")  # for Sphinx's `only`
+    if site := urls.get("Documentation"):
+        config.html_baseurl = config.ogp_site_url = f"{site}/"
+    # The page for dead links may be asked for at any depth: its own links begin at the top.
+    config.notfound_urls_prefix = urlsplit(config.html_baseurl).path or "/"
+
+
+class Repository(SphinxRole):
+    """Words that link to the repository where there is one."""
+
+    def run(self):
+        address = self.config.html_theme_options.get("repository_url")
+        if not address:
+            return [nodes.Text(self.text)], []
+        return [nodes.reference("", self.text, refuri=address)], []
 
 
 class AnchorsOfTheBrowser(SphinxTransform):
@@ -102,6 +132,8 @@ def setup(app):
     # Sphinx rebuilds pages only for changes in their own text, or in a setting such as this one.
     app.add_config_value("digest_of_looks", digest_of_looks(), "env", str)
     app.add_transform(AnchorsOfTheBrowser)
+    app.add_role("repository", Repository())
+    app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
     app.connect("config-inited", theme_words)
     app.connect("html-page-context", describe)
