@@ -1,7 +1,7 @@
 """The whole book as one PDF: ``make pdf`` writes ``_build/the-device-ladder.pdf``.
 
-Sphinx joins all pages to one, and Chromium prints it, with the titles as the PDF's outline. Looks are
-the site's own, with ``book/_static/print.css``.
+Sphinx joins all pages to one, and Chromium prints it, with the titles as the PDF's outline. Looks
+are the site's own, with ``book/_static/print.css``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def print_page(page: Path, pdf: Path) -> None:
         tab.set_default_timeout(600_000)
         tab.goto(page.as_uri())
         tab.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
-        tab.pdf(path=pdf, prefer_css_page_size=True, print_background=True, outline=True, tagged=True)
+        tab.pdf(
+            path=pdf, prefer_css_page_size=True, print_background=True, outline=True, tagged=True
+        )
         browser.close()
 
 

@@ -3,9 +3,9 @@
     python tools/record.py 1xH200
     python tools/record.py 1xH200 --minutes 9 --archive recorded.tar.gz    # again to go on
 
-The machine's name is a claim; where it is not true, nothing runs. Each part is kept as soon as it has
-ended, a chapter that fails as far as it got, and what has passed is not run again. For a machine
-without a network, ``make pack`` prepares what is needed (CONTRIBUTING.md).
+The machine's name is a claim; where it is not true, nothing runs. Each part is kept as soon as it
+has ended, a chapter that fails as far as it got, and what has passed is not run again. For a
+machine without a network, ``make pack`` prepares what is needed (CONTRIBUTING.md).
 """
 
 from __future__ import annotations

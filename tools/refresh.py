@@ -1,8 +1,9 @@
 """Run the chapters in order, each in a clean kernel, and write them back normalised.
 
 ``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's
-place, metadata holds nothing but where the outputs come from, neighbouring stream outputs are merged,
-and the traceback of a cell that fails on purpose keeps the frames of the page and the whole message.
+place, metadata says nothing but where the outputs come from, neighbouring stream outputs are
+merged, and the traceback of a cell that fails on purpose keeps the frames of the page and the whole
+message.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The pages of recorded runs, and what the book says of where it was run.
 
 ``tools/record.py`` writes ``runs/<machine>/``. Each notebook there becomes a page outside the
-contents and outside the search, linked from its chapter. The directive ``where-this-was-run`` tells
-where the chapters' own outputs come from (``chapters``, of which each notebook's metadata knows) and
-what ran elsewhere (``machines``). Of the machines that there are, Sphinx's ``only`` knows
-``gpu_recorded``, ``multigpu_recorded`` and ``kaggle_recorded``.
+contents and outside the search, linked from its chapter. The directive ``where-this-was-run``
+tells where the chapters' own outputs come from (``chapters``; each notebook's metadata knows it)
+and what ran elsewhere (``machines``). Of these machines, Sphinx's ``only`` knows ``gpu_recorded``,
+``multigpu_recorded`` and ``kaggle_recorded``.
 """
 
 import json

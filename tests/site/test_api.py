@@ -57,52 +57,6 @@ def test_every_public_name_of_a_module_with_a_page_has_exactly_one_entry(entries
     assert {name: count for name, count in counts.items() if count > 1} == {}
 
 
-@pytest.mark.slow
-def test_no_entry_is_of_a_private_name(entries):
-    assert [n for n, _body in entries if any(part.startswith("_") for part in n.split("."))] == []
-
-
-def imported(notebook):
-    """Names that a notebook imports from the package's modules, by its import lines' words."""
-    cells = json.loads(notebook.read_bytes())["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    lines = re.findall(r"^ *from (torchladder\.[\w.]+) import ([\w, ]+)", code, re.MULTILINE)
-    return {f"{module}.{name.strip()}" for module, names in lines for name in names.split(",")}
-
-
-def attributes(notebook):
-    """Names that a notebook takes from the package's modules by a dot, and that are there."""
-    for name in api_reference.names_used(notebook):
-        module, _dot, attribute = name.rpartition(".")
-        thing = getattr(sys.modules.get(module), attribute, None)
-        if thing is not None and not attribute.startswith("_") and not inspect.ismodule(thing):
-            yield name
-
-
-@pytest.mark.slow
-def test_every_name_that_a_chapter_uses_has_an_entry_that_links_back(entries):
-    links = {
-        (name, Path(link["href"]).stem)
-        for name, body in entries
-        for link in body.select(".field-list a.internal[href*='notebooks/']")
-    }
-    used = {(n, nb.stem) for nb in NOTEBOOKS for n in {*imported(nb), *attributes(nb)}}
-    assert len(used) > 100
-    assert sorted(used - links) == []
-
-
-@pytest.mark.slow
-def test_a_chapter_that_an_entry_links_to_has_the_name_in_its_code(entries):
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in NOTEBOOKS}
-    wrong = [
-        (name, link["href"])
-        for name, body in entries
-        for link in body.select("dl.field-list a[href*='notebooks/']")
-        if name.rpartition(".")[2] not in texts[Path(link["href"]).stem]
-    ]
-    assert wrong == []
-
-
 def test_a_name_is_found_behind_another_name_after_a_magic_and_beside_a_mistake(tmp_path):
     cells = [
         "from torchladder import devices as d\nfrom torchladder.tables import Table as T",
@@ -156,21 +110,3 @@ def help_of(*command):
         check=True,
     ).stdout.strip()
     return printed if command else re.search(r"\{.*?\}", printed)[0]
-
-
-@pytest.mark.slow
-def test_each_entry_links_to_its_source(pages):
-    for name, page in pages.items():
-        if name.startswith("book/api/"):
-            for term in page.select("dl.py:not(.attribute, .property, .data) > dt.sig"):
-                assert term.select_one("a[href*='_modules/']"), f"{name}: {term['id']}"
-
-
-@pytest.mark.slow
-def test_parameters_are_a_list_and_the_lead_is_the_modules_first_sentence(pages):
-    page = pages["book/api/training.html"]
-    train = page.find(id="torchladder.training.train").find_next_sibling("dd")
-    names = [strong.get_text() for strong in train.select("dl.field-list > dd > ul > li strong")]
-    assert {"model", "data", "batch_size"} <= set(names)
-    doc = importlib.import_module("torchladder.training").__doc__
-    assert page.select_one("article p").get_text() == doc.split("\n")[0]

@@ -1,6 +1,5 @@
 """What the site's own Sphinx extensions do, each on a small project of its own."""
 
-import ast
 import json
 import os
 import re
@@ -153,54 +152,3 @@ def test_kaggle_and_colab_fetch_from_github_and_from_nowhere_else(repository, ad
     }
     assert {link for link in links if "someone" in link} == (fetching if address else set())
     assert ("https://colab.research.google.com" in links) == (not address)  # where to upload it
-
-
-# Names, and what only who builds the site gets to see
-NO_WORDS_FOR_READERS = {"PyTorch", "Python", "CC BY", "IPython error", "unknown command"}
-NO_WORDS_FOR_READERS |= {"const errorRules", "const searchIndex"}
-# What code_blocks looks for in a notebook
-NO_WORDS_FOR_READERS |= {
-    "Cell In",
-    "most recent",
-    "call last",
-    "Show the",
-    "code of",
-    "Original Traceback",
-}
-# What extensions look for in Sphinx's and the theme's output
-NO_WORDS_FOR_READERS |= {"Alias for", "Font Awesome", "keyframes fa", "th scope"}
-# What a recorded run says of its data: keys, whose words are translated
-NO_WORDS_FOR_READERS |= {"cut from", "the full", "not here"}
-# Keys of pyproject.toml and of the benchmarks' results
-NO_WORDS_FOR_READERS |= {"Repository", "Documentation", "GPUs"}
-
-
-@pytest.mark.parametrize("path", sorted(EXTENSIONS.glob("*.py")), ids=lambda path: path.stem)
-def test_no_word_for_readers_bypasses_the_translation(path):
-    program = ast.parse(path.read_text())
-    assert set(words_outside_translation(program)) - NO_WORDS_FOR_READERS == set()
-    # The tool that collects the words does not look into f-strings.
-    texts = [ast.unparse(node) for node in ast.walk(program) if isinstance(node, ast.JoinedStr)]
-    assert [text for text in texts if re.search(r"\b_\(", text)] == []
-
-
-def words_outside_translation(node):
-    """What looks like English in the strings of a program, without its docstrings."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("_", "LOGGER.warning"):
-        return
-    docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    if docstring or isinstance(node, ast.Raise):
-        return
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from english(node.value)
-    if isinstance(node, ast.JoinedStr):
-        parts = [getattr(part, "value", "") for part in node.values]
-        yield from english("".join(part if isinstance(part, str) else "{}" for part in parts))
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
-            yield from words_outside_translation(child)
-
-
-def english(text):
-    text = re.sub(r"<[^>]*>|\{[^}]*\}", " ", text)
-    return re.findall(r"[A-Za-z]+ [A-Za-z]+|^[A-Z]\w*[a-z]$", text)

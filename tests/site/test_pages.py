@@ -102,14 +102,6 @@ def test_every_chapter_offers_one_notebook_for_kaggle_and_colab_that_carries_the
         assert 'carried="' in "".join(cells[0]["source"])
 
 
-def test_the_footer_names_the_year_and_both_licences(pages):
-    for name in contents():
-        footer = pages[f"{name}.html"].select_one("footer.bd-footer-content").get_text()
-        assert re.search(r"20\d\d", footer), f"{name}: {footer}"
-        assert "MIT" in footer
-        assert "CC BY 4.0" in footer
-
-
 def test_the_search_index_has_the_message_of_every_error_on_a_page(site):
     text = (site / "_static/search_index.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("const searchIndex = ").rstrip(";\n"))
