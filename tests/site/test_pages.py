@@ -31,9 +31,8 @@ def test_the_site_has_a_page_for_everything_in_the_contents(pages):
 
 
 def test_the_entrance_leads_to_the_landing_page(pages):
-    link = pages["index.html"].find("a")["href"]
-    assert link == "book/index.html"
-    assert link in pages["index.html"].find("meta", {"http-equiv": "refresh"})["content"]
+    leads_on = pages["index.html"].find("meta", {"http-equiv": re.compile("refresh", re.I)})
+    assert leads_on["content"].endswith("url=book/index.html")
 
 
 def test_no_markup_and_no_style_sheet_loads_from_another_host(site, pages):
@@ -71,9 +70,9 @@ def test_every_picture_has_a_text_alternative(pages):
 def test_every_page_has_a_title_and_a_description_of_its_own(pages):
     titles, descriptions = {}, {}
     for name, page in pages.items():
-        found = page.find_all("meta", {"name": "description"})
-        assert len(found) == 1, f"{name} has {len(found)} descriptions"
-        if name != "index.html":
+        if name != "index.html":  # which only leads on
+            found = page.find_all("meta", {"name": "description"})
+            assert len(found) == 1, f"{name} has {len(found)} descriptions"
             titles.setdefault(page.title.get_text(strip=True), []).append(name)
             descriptions.setdefault(found[0]["content"].strip(), []).append(name)
     for texts in (titles, descriptions):
