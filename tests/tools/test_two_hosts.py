@@ -119,11 +119,12 @@ MAKER = """
     import os, signal, sys, time
     sys.path.insert(0, "tools")
     import two_hosts
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
     with two_hosts.two_hosts(delay=0.001) as (first, second):
-        job = second.start(["sh", "-c", "echo started; sleep 300"])
+        job = second.start(["sh", "-c", "echo started; sleep 50"])
         job.until("started", 30)
         print(second.pids()[-1], flush=True)
-        time.sleep(300)
+        time.sleep(50)  # what ends a test that waits in vain
 """
 
 
