@@ -56,7 +56,8 @@ def report(constraints: str, installed: dict[str, str], reports: Path) -> str:
         lines += ["| package | tested together | here |", "| --- | --- | --- |"]
         lines += [f"| {name} | {tested} | {here} |" for name, tested, here in rows]
     lines += ["", *section("Outputs of notebooks", reports / "notebooks.xml")]
-    lines += ["", *section("Other tests", reports / "unit.xml")]
+    for part in ("package", "site", "tools"):
+        lines += ["", *section(f"Tests of the {part}", reports / f"{part}.xml")]
     return "\n".join(lines)
 
 
