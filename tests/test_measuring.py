@@ -64,6 +64,7 @@ def test_each_kind_of_device_is_waited_for_in_its_own_way(monkeypatch):
 def test_a_timing_reads_as_median_and_range():
     assert repr(Timing((0.002, 0.0011, 0.5))) == "2 ms (median of 3 runs, 1.1 ms to 500 ms)"
     assert repr(Timing((2.5, 2.5e-6))).startswith("1.25 s (median of 2 runs, 2.5 us to 2.5 s)")
+    assert repr(Timing((0.9999, 0.0009999))) == "500 ms (median of 2 runs, 1 ms to 1 s)"
 
 
 def test_the_stopwatch_adds_up_parts_even_when_one_fails():
