@@ -5,7 +5,8 @@ PYTHON ?= python3
 CONSTRAINTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/nbval_sanitize.cfg
+# Ten times what the slowest cell takes on a busy machine, about a minute. nbval itself ends a cell that hangs.
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 --timeout=0 --nbval-sanitize-with=tests/nbval_sanitize.cfg
 HTML := _build/html
 # _build/pages: when the site was last built without a warning.
 SPHINX = $(BIN)/jupyter-book build . -W -n --keep-going --quiet && touch _build/pages || { rm -f _build/pages; exit 1; }
@@ -15,7 +16,7 @@ REPORTS := _build/reports
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test quick site lint unit notebooks refresh record pack kaggle test-kaggle test-colab test-oldest test-long weekly bench bench-full linkcheck gettext dist publish venv clean
+.PHONY: help book pdf zip test quick lint notebooks package site tools refresh record pack kaggle test-kaggle test-colab test-oldest test-long weekly bench bench-full linkcheck gettext dist publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,27 +27,22 @@ book: venv _build/pages  ## build the site; what is unchanged since the last tim
 	@echo "The book is at $(CURDIR)/$(HTML)/index.html"
 	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
 
-# The tests look at the site that was built just before them.
-test: export TORCHLADDER_SITE := $(HTML)
-test: lint site unit notebooks  ## check the code, the site, and every output of every chapter
-	@echo
-	@echo "All checks passed: ruff, the site without a warning, pytest, nbval on every chapter."
-	@echo "The site that was tested is at $(CURDIR)/$(HTML)/index.html"
+# What was ordered comes first: the chapters. A part that fails keeps no other from running.
+PARTS := lint notebooks package site tools
+
+test: venv  ## check the code, every output of every chapter, the package, the site and the tools
+	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	echo; if [ "$$failed" ]; then echo "Failed:$$failed. To run only that again: make$$failed"; exit 1; fi; \
+	echo "All checks passed: $(PARTS)."
 
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# From scratch: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
-site: venv
-	rm -rf $(HTML) _build/.doctrees
-	$(SPHINX)
-
 _build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
 	rm -rf $(HTML) _build/.doctrees
 
-# Each also lands in the site's folder download/, which `make site` removes: make book pdf zip
-# Each also lands in the site's folder download/, which `make site` removes: make site pdf zip
+# Each also lands in the site's folder download/, which `make site` removes.
 pdf: book  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
 	$(BIN)/python tools/pdf.py
 
@@ -57,14 +53,25 @@ zip: book  ## write the site to read without network, _build/the-device-ladder.z
 # PyTorch asks for the name of 127.0.0.1; a name server that is slow to answer costs 5 s without this.
 PYTEST := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-quick: lint  ## check the code by the tests that take no time; less than a minute
+quick: lint  ## check the code by the tests that take no time and build no site; less than a minute
 	$(PYTEST) --dist loadfile -m "not slow and not long"
-
-unit: venv
-	$(PYTEST) --dist loadfile -m "not long" --durations=10 --cov --cov-report=term --junitxml=$(REPORTS)/unit.xml
 
 notebooks: venv
 	$(PYTEST) $(NBVAL) --dist loadscope --durations=5 -p no:randomly -p no:cacheprovider --junitxml=$(REPORTS)/notebooks.xml notebooks
+
+PART = $(PYTEST) --dist loadfile -m "not long" --durations=10 --junitxml=$(REPORTS)/$@.xml
+
+package: venv
+	$(PART) --cov --cov-report=term --ignore=tests/site --ignore=tests/tools
+
+# From scratch: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
+site: venv
+	rm -rf $(HTML) _build/.doctrees
+	$(SPHINX)
+	TORCHLADDER_SITE=$(HTML) $(PART) tests/site
+
+tools: venv
+	$(PART) tests/tools
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python tools/refresh.py
@@ -80,12 +87,11 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, and how
 	$(BIN)/python tools/kaggle_record.py
 
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
-	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt site unit notebooks
+	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package site tools" test
 
-# Goes on after a failure: what else is wrong belongs into the report.
 weekly:  ## make test with the newest version of everything, and a report of what is new and what differs
 	rm -rf .venv-newest $(REPORTS)
-	$(MAKE) --keep-going VENV=.venv-newest CONSTRAINTS= test; status=$$?; mkdir -p $(REPORTS); \
+	$(MAKE) VENV=.venv-newest CONSTRAINTS= test; status=$$?; mkdir -p $(REPORTS); \
 	.venv-newest/bin/python tools/weekly_report.py > $(REPORTS)/weekly.md && cat $(REPORTS)/weekly.md; exit $$status
 
 test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
@@ -96,7 +102,7 @@ test-colab: venv  ## run those notebooks as Colab would, on its versions
 
 test-long: venv  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray with two workers
 	$(BIN)/pip install --quiet -e ".[ray]"
-	$(PYTEST) -m long --durations=0 tests
+	$(PYTEST) -m long --timeout=3600 --durations=0 tests
 
 # PyTorch asks for the name of 127.0.0.1 here, too.
 BENCH := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
@@ -143,9 +149,10 @@ venv: $(VENV)/installed  ## make .venv and install requirements.txt
 
 $(VENV)/installed: requirements.txt pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; this is {v[0]}.{v[1]}. Use: make PYTHON=/path/to/python3.11")'
+	@echo "Installing what requirements.txt lists into $(VENV): at first several minutes, and on Linux about 6 GB of disk."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -r requirements.txt $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+	$(BIN)/pip install -r requirements.txt $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 	@touch $@
 
 clean:  ## remove what was built; .venv stays

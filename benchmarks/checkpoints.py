@@ -11,16 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from statistics import median
 
-from curves import Curve
 from results import Result
 
 RUNS, QUICK_RUNS = 5, 3
-MEGABYTES = (10, 100, 1_000, 5_000)
-KEYS = (10, 100, 1_000, 10_000)
 
 
 def make_ddp_checkpoint(path: Path, gigabytes: float, keys: int = 40) -> None:
@@ -119,43 +115,3 @@ def measure(full: bool = True) -> list[Result]:
         for to in ("torch", "safetensors") if full else ("torch",):
             results += measure_fix(folder, to, 4 if full else 0.5, runs)
     return results
-
-
-def growth(full: bool = True) -> list[Curve]:
-    """By size and by the number of keys; the import is not in the time, the disk is."""
-    sizes, counts = (MEGABYTES, KEYS) if full else (MEGABYTES[:-1], KEYS[:-1])
-    runs = RUNS if full else QUICK_RUNS
-    by_size = {size: in_process(size / 1000, 40, runs) for size in sizes}
-    by_keys = {keys: in_process(0.1, keys, runs) for keys in counts}
-    return [
-        curve_of("Larger files, of 40 tensors", "megabytes", by_size),
-        curve_of("More tensors in a file of 100 MB", "keys", by_keys),
-    ]
-
-
-def curve_of(what: str, x: str, points: dict[int, dict[str, list[float]]]) -> Curve:
-    lines = {name: [(n, runs[name]) for n, runs in points.items()] for name in ("fix", "inspect")}
-    return Curve(what, x, lines)
-
-
-def in_process(gigabytes: float, keys: int, runs: int) -> dict[str, list[float]]:
-    """Seconds of inspecting and of fixing a file, in this process."""
-    from torchladder.checkpoints import fix_checkpoint, inspect_checkpoint
-
-    with tempfile.TemporaryDirectory() as name:
-        source, target = Path(name, "ddp.pt"), Path(name, "fixed.pt")
-        make_ddp_checkpoint(source, gigabytes, keys)
-        ways = {
-            "inspect": lambda: repr(inspect_checkpoint(source)),
-            "fix": lambda: fix_checkpoint(source, target),
-        }
-        seconds = {name: [] for name in ways}
-        for run in range(1 + runs):
-            for name, way in ways.items():
-                target.unlink(missing_ok=True)
-                os.sync()
-                start = time.perf_counter()
-                way()
-                if run:
-                    seconds[name].append(time.perf_counter() - start)
-    return seconds

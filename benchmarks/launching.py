@@ -16,12 +16,10 @@ import uuid
 from pathlib import Path
 from statistics import median
 
-from curves import Curve
 from results import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS, LATER = 3, 4
-RANKS = (1, 2, 4, 8)
 
 
 def work():
@@ -160,26 +158,6 @@ def measure(full=True):
     return results
 
 
-def seconds_by_ranks(runs):
-    """Seconds of later launches of more and more ranks, in this process."""
-    from torchladder.launching import launch
-
-    seconds = {ranks: [] for ranks in RANKS}
-    for run in range(1 + runs):
-        for ranks in RANKS:
-            start = time.perf_counter()
-            assert launch(work, nprocs=ranks) == [ranks] * ranks
-            if run:
-                seconds[ranks].append(time.perf_counter() - start)
-    return list(seconds.items())
-
-
-def growth(full=True):
-    points = in_new_process("growth", 9 if full else 3)
-    what = f"Launching more ranks on {os.cpu_count()} cores"
-    return [Curve(what, "ranks", {"launch": points})]
-
-
 def in_new_process(*arguments):
     """What this file prints; as the main module, so that ranks need not import it."""
     command = [sys.executable, __file__, *map(str, arguments)]
@@ -192,4 +170,4 @@ if __name__ == "__main__":
         _in_agent()
     else:
         name, number = sys.argv[1], int(sys.argv[2])
-        print(json.dumps(seconds_by_ranks(number) if name == "growth" else times(name, number)))
+        print(json.dumps(times(name, number)))

@@ -13,7 +13,6 @@ from itertools import islice
 from statistics import median
 
 import torch
-from curves import Curve
 from results import Result
 from torch.utils.data import DataLoader
 from torchvision.datasets import FashionMNIST
@@ -22,7 +21,6 @@ from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizon
 from torchladder.data import DeviceBatches, ImageData, flip_and_crop, load, loader
 
 CPU = torch.device("cpu")
-SIZES = (1_000, 6_000, 20_000, 60_000)
 
 
 class OneByOne(FashionMNIST):
@@ -114,20 +112,3 @@ def measure(full: bool = True) -> list[Result]:
             what = f"Batches of 64 small images{words}, {name}: times the rate of the posts"
             results.append(compared(what, goal, theirs, ours, full))
     return results
-
-
-def growth(full: bool = True) -> list[Curve]:
-    """An epoch of the loader, from data in memory to the last batch."""
-    torch.set_num_threads(1)
-    data, lines = fashion_mnist(), {}
-    for name, augment in {"as they are": None, "flipped and shifted": flip_and_crop}.items():
-        lines[name] = []
-        for size in SIZES:
-            few, seconds = first_images(data, size), []
-            for _ in range(7 if full else 3):
-                start = time.perf_counter()
-                for _ in loader(few, augment=augment):
-                    pass
-                seconds.append(time.perf_counter() - start)
-            lines[name].append((size, seconds))
-    return [Curve("The time of an epoch's batches grows with its images", "images", lines)]

@@ -2,22 +2,16 @@
 
 A page can be used when its last long task has ended: from then on it answers at once
 (https://web.dev/articles/tti). The processor is slowed down four times, as for a cheap phone.
-The curve is of building the site with more and more chapters.
 """
 
 import functools
 import gzip
 import http.server
-import subprocess
 import sys
-import tempfile
 import threading
-import time
 from pathlib import Path
 from statistics import median
 
-import yaml
-from curves import Curve
 from results import Result
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +24,6 @@ COMPRESSED = (".html", ".css", ".js", ".svg", ".json")  # as GitHub Pages does
 SLOWER = 4
 BYTES, SECONDS = 1e6, 1.5
 RUNS, QUICK_RUNS = 7, 3
-CHAPTERS = (1, 9, 17)
 WATCH = """window.ends = []; new PerformanceObserver((list) => ends.push(
     ...list.getEntries().map(({startTime, duration}) => startTime + duration)
 )).observe({type: 'longtask', buffered: true});"""
@@ -129,32 +122,3 @@ def shares(name, sizes, seconds):
             detail=f"{middle:.1f} s on a processor slowed down {SLOWER} times",
         ),
     ]
-
-
-def growth(full=True):
-    """Builds of the site with its first chapters, from scratch; the quick run leaves it out."""
-    points = [(chapters, [build(chapters) for _ in range(3)]) for chapters in CHAPTERS]
-    return [Curve("Building the site with more chapters", "chapters", {"build": points})]
-
-
-def build(chapters):
-    """Seconds of a build with so many chapters and all other pages."""
-    contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    numbered = [file for part in contents["parts"] for file in part["chapters"] if number(file)]
-    for part in contents["parts"]:
-        part["chapters"] = [file for file in part["chapters"] if file not in numbered[chapters:]]
-    contents["parts"] = [part for part in contents["parts"] if part["chapters"]]
-    with tempfile.TemporaryDirectory() as name:
-        toc = Path(name, "_toc.yml")
-        toc.write_text(yaml.safe_dump(contents))
-        command = [Path(sys.executable).with_name("jupyter-book"), "build", ROOT, "--quiet"]
-        command += ["--toc", toc, "--path-output", name]
-        start = time.perf_counter()
-        # Links to chapters that are left out make warnings.
-        subprocess.run(command, check=True, capture_output=True)
-        return time.perf_counter() - start
-
-
-def number(file):
-    """Whether an entry of the table of contents is a chapter of the course."""
-    return file["file"].startswith("notebooks/") and "sections" not in file

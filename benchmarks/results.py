@@ -26,17 +26,21 @@ class Result:
     detail: str = ""
 
     @property
-    def met(self) -> bool | None:
+    def met(self) -> str:
+        """Whether the goal is met: ``not sure`` if it lies within the spread."""
         if self.goal is None:
-            return None
-        return self.ratio <= self.goal if self.at_most else self.ratio >= self.goal
+            return ""
+        if self.low < self.goal < self.high:
+            return "not sure"
+        return (
+            "yes" if (self.ratio <= self.goal) == self.at_most or self.ratio == self.goal else "no"
+        )
 
     def __str__(self) -> str:
         text = f"{self.what}: {self.ratio:.2f} ({self.low:.2f} to {self.high:.2f}, n={self.runs})"
         if self.goal is None:
             return text
-        met = "" if self.met else "  MISSED"
-        return f"{text}, goal {'<=' if self.at_most else '>='} {self.goal:g}{met}"
+        return f"{text}, goal {'<=' if self.at_most else '>='} {self.goal:g}, met: {self.met}"
 
     @classmethod
     def of_samples(cls, what, these: Sequence[float], those: Sequence[float], goal, **more):
@@ -67,8 +71,8 @@ def table(results: list[dict]) -> str:
         detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
         spread = f"{result.low:.2f} to {result.high:.2f}"
         goal = "" if result.goal is None else f"{'≤' if result.at_most else '≥'} {result.goal:g}"
-        met = {True: "yes", False: "no", None: ""}[result.met]
-        rows.append([what, detail, f"{result.ratio:.2f}", spread, str(result.runs), goal, met])
+        numbers = [f"{result.ratio:.2f}", spread, str(result.runs), goal, result.met]
+        rows.append([what, detail, *numbers])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

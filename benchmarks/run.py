@@ -16,21 +16,18 @@ import time
 from pathlib import Path
 
 import torch
-from curves import Curve
 from results import Result, measured_on, table
 
 from torchladder.devices import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
-# For each, measure(full) of the module of that name gives a list of results; for one that ends in
-# `_growth`, growth(full) gives a list of curves.
+# For each, measure(full) of the module of that name gives a list of results.
 GROUPS = (
-    "launching", "launching_growth", "loading", "loading_growth", "loop", "posts_epoch", "rungs",
-    "ddp_costs", "imports", "checkpoints", "checkpoints_growth", "kills", "building", "pages",
-    "pages_growth",
+    "launching", "loading", "loop", "posts_epoch", "rungs", "ddp_costs", "imports", "checkpoints",
+    "kills", "building", "pages",
 )  # fmt: skip
-FULL_ONLY = ("ddp_costs", "building", "pages_growth")
+FULL_ONLY = ("ddp_costs", "building")
 
 
 def machine():
@@ -48,28 +45,22 @@ def machine():
 
 def measured(name, full):
     """A group as ``results.json`` holds it."""
-    module = importlib.import_module(name.removesuffix("_growth"))
-    if name.endswith("_growth"):
-        return {"machine": machine(), "curves": list(map(dataclasses.asdict, module.growth(full)))}
+    module = importlib.import_module(name)
     return {"machine": machine(), "results": list(map(dataclasses.asdict, module.measure(full)))}
 
 
 def show(group, stored):
     """Print a group, each result beside the stored one of the same name."""
     before = {row["what"]: row["ratio"] for row in stored.get("results", [])}
-    for result in (Result(**row) for row in group.get("results", [])):
+    for result in (Result(**row) for row in group["results"]):
         print(f"{result}{f', stored {before[result.what]:.2f}' if result.what in before else ''}")
-    for curve in (Curve(**curve) for curve in group.get("curves", [])):
-        print(curve.in_words(), curve.extrapolated())
 
 
 def write_tables():
-    """For each group in ``results.json``, the table or the curves that the page includes."""
+    """For each group in ``results.json``, the table that the page includes."""
     TABLES.mkdir(exist_ok=True)
     for name, group in json.loads(RESULTS.read_text()).items():
-        curves = [Curve(**curve) for curve in group.get("curves", [])]
-        parts = [text for curve in curves for text in (curve.drawn(), curve.extrapolated())]
-        parts = [*(parts or [table(group["results"])]), measured_on(group["machine"])]
+        parts = [table(group["results"]), measured_on(group["machine"])]
         (TABLES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,11 @@
 """Rung 1, the CPU: train LeNet on Fashion-MNIST and say how good it is (options: --help)."""
 
 import argparse
+import math
 import os
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +49,22 @@ def evaluate(model, batches):
     return right.item() / len(test)
 
 
+def target(path):
+    """The file to write, behind any link. Tried before the training, not after it."""
+    path = Path(os.path.realpath(path))
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
+        if path.is_file() or not path.exists():
+            return path
+    raise SystemExit(f"Cannot write {path}: name a file, in a folder that is there and yours.")
+
+
+def save(state, path):
+    """Beside the old file, then renamed: killed half-way, it spoils nothing."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        torch.save(state, f"{folder}/new")
+        os.replace(f"{folder}/new", path)
+
+
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchladder explain")
 parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
 parser.add_argument("--epochs", type=int, default=5)
@@ -53,17 +72,17 @@ parser.add_argument("--batch-size", type=int, default=64, help="images a step in
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--save", type=Path, help="the file for the trained state dict")
 args = parser.parse_args()
-if min(args.epochs, args.batch_size) < 1:
-    raise SystemExit("--epochs and --batch-size start at 1.")
-if args.save and not args.save.parent.is_dir():
-    raise SystemExit(f"--save {args.save}: the folder {args.save.parent} does not exist.")
+if min(args.epochs, args.batch_size) < 1 or not 0 < args.lr < math.inf:
+    raise SystemExit("--epochs and --batch-size start at 1, --lr is above 0 and finite.")
+if args.save:
+    args.save = target(args.save)
+torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
 except Exception as error:
     why = " ".join(str(error).split())[:200]
     raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
 
-torch.manual_seed(0)
 train_batches = DataLoader(train, args.batch_size, shuffle=True)
 test_batches = DataLoader(test, args.batch_size)
 model = LeNet()
@@ -83,12 +102,12 @@ for epoch in range(1, args.epochs + 1):
         schedule.step()
         total += loss.detach() * len(images)  # by image: the last batch may be smaller
     loss = total.item() / len(train)
+    norm = nn.utils.get_total_norm(model.parameters())
+    if not (math.isfinite(loss) and norm.isfinite()):
+        raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
     rate = len(train) / (time.perf_counter() - start)
     accuracy = evaluate(model, test_batches)
     print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
 
-if args.save:  # beside it, then renamed: killed half-way, it spoils nothing
-    temporary = args.save.with_name(args.save.name + ".tmp")
-    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    torch.save(weights, temporary)
-    os.replace(temporary, args.save)
+if args.save:
+    save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, args.save)

@@ -5,8 +5,11 @@ TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --max-restarts=3 --rdzv
 """  # the variable, since torchrun cannot take a host back without: pytorch#135712
 
 import argparse
+import math
 import os
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +48,30 @@ def read(path, split):
 @torch.inference_mode()
 def evaluate(model, batches):
     model.eval()
+    for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
+        dist.broadcast(buffer, 0)
     right = 0
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
     return right.item() / len(test)
+
+
+def target(path):
+    """The file to write, behind any link. Tried before the training, not after it."""
+    path = Path(os.path.realpath(path))
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
+        if path.is_file() or not path.exists():
+            return path
+    raise SystemExit(f"Cannot write {path}: name a file, in a folder that is there and yours.")
+
+
+def save(state, path):
+    """Beside the old file, then renamed: killed half-way, it spoils nothing."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        torch.save(state, f"{folder}/new")
+        os.replace(f"{folder}/new", path)
 
 
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchladder explain")
@@ -61,36 +82,44 @@ parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--save", type=Path, help="the file for the trained state dict")
 parser.add_argument("--checkpoint", type=Path, required=True, help="each host keeps its own")
 args = parser.parse_args()
-if min(args.epochs, args.batch_size) < 1:
-    raise SystemExit("--epochs and --batch-size start at 1.")
-if args.save and os.environ["RANK"] == "0" and not args.save.parent.is_dir():
-    raise SystemExit(f"--save {args.save}: the folder {args.save.parent} does not exist.")
+if "LOCAL_WORLD_SIZE" not in os.environ:
+    raise SystemExit("Start this with torchrun, as its first lines say.")
+if min(args.epochs, args.batch_size) < 1 or not 0 < args.lr < math.inf:
+    raise SystemExit("--epochs and --batch-size start at 1, --lr is above 0 and finite.")
+if args.save and os.environ["RANK"] == "0":
+    args.save = target(args.save)
+torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
 except Exception as error:
     why = " ".join(str(error).split())[:200]
     raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
+saved, args.checkpoint = {"epoch": 0}, target(args.checkpoint)
+try:
+    if args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, map_location="cpu")
+        LeNet().load_state_dict(saved["model"])
+except Exception:
+    raise SystemExit(f"--checkpoint {args.checkpoint}: not a whole one of this program.") from None
 
 store, rank, ranks = next(dist.rendezvous("env://"))  # all ranks read and write this store
 store.set(f"GPU {rank}", str(torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])))
 own_gpu = all(store.get(f"GPU {r}") == b"True" for r in range(ranks))  # on each host, or none
 device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if own_gpu else "cpu")
+if own_gpu:
+    torch.cuda.set_device(device)  # for calls that name no device
 dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None)
 print(f"training on {device}")
-torch.manual_seed(rank)  # other dropout on each; DDP sends the weights of rank 0 to all
 sampler = DistributedSampler(train)  # each process its share of the images
 train_batches = DataLoader(train, args.batch_size, sampler=sampler)
 test_batches = DataLoader(Subset(test, range(rank, len(test), ranks)), args.batch_size)
 model = LeNet().to(device)
 parallel = nn.parallel.DistributedDataParallel(model)  # averages gradients over all
+torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropout is not
 optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
 steps = args.epochs * len(train_batches)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
 
-args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-saved = {"epoch": 0}
-if args.checkpoint.exists():
-    saved = torch.load(args.checkpoint, map_location="cpu")
 epochs = torch.zeros(ranks, dtype=torch.long, device=device)
 epochs[rank] = saved["epoch"]
 dist.all_reduce(epochs)  # a host that was away has an older file, a new one has none
@@ -118,19 +147,17 @@ for epoch in range(saved["epoch"] + 1, args.epochs + 1):
         total += loss.detach() * len(images)  # by image: the last batch may be smaller
     dist.all_reduce(total)
     loss = total.item() / sampler.total_size
+    norm = nn.utils.get_total_norm(model.parameters())
+    if not (math.isfinite(loss) and norm.isfinite()):
+        raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
     rate = len(train) / (time.perf_counter() - start)
     accuracy = evaluate(model, test_batches)
     if rank == 0:
         print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
     if os.environ["LOCAL_RANK"] == "0":  # on each host, since any of them may be lost
-        temporary = args.checkpoint.with_name(f"{args.checkpoint.name}.{rank}.tmp")
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({"epoch": epoch, **states}, temporary)
-        os.replace(temporary, args.checkpoint)
+        save({"epoch": epoch, **states}, args.checkpoint)
 
-if args.save and rank == 0:  # beside it, then renamed: killed half-way, it spoils nothing
-    temporary = args.save.with_name(args.save.name + ".tmp")
-    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    torch.save(weights, temporary)
-    os.replace(temporary, args.save)
+if args.save and rank == 0:
+    save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, args.save)
 dist.destroy_process_group()

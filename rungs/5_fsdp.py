@@ -1,8 +1,11 @@
 """Rung 5, FSDP: torchrun --standalone --nproc-per-node=2 rungs/5_fsdp.py (options: --help)."""
 
 import argparse
+import math
 import os
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +46,30 @@ def read(path, split):
 @torch.no_grad()  # inference_mode breaks the next training step if the model has not run yet
 def evaluate(model, batches):
     model.eval()
+    for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
+        dist.broadcast(buffer, 0)
     right = 0
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
     return right.item() / len(test)
+
+
+def target(path):
+    """The file to write, behind any link. Tried before the training, not after it."""
+    path = Path(os.path.realpath(path))
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
+        if path.is_file() or not path.exists():
+            return path
+    raise SystemExit(f"Cannot write {path}: name a file, in a folder that is there and yours.")
+
+
+def save(state, path):
+    """Beside the old file, then renamed: killed half-way, it spoils nothing."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        torch.save(state, f"{folder}/new")
+        os.replace(f"{folder}/new", path)
 
 
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchladder explain")
@@ -58,10 +79,13 @@ parser.add_argument("--batch-size", type=int, default=64, help="images a step in
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--save", type=Path, help="the file for the trained state dict")
 args = parser.parse_args()
-if min(args.epochs, args.batch_size) < 1:
-    raise SystemExit("--epochs and --batch-size start at 1.")
-if args.save and os.environ["RANK"] == "0" and not args.save.parent.is_dir():
-    raise SystemExit(f"--save {args.save}: the folder {args.save.parent} does not exist.")
+if "LOCAL_WORLD_SIZE" not in os.environ:
+    raise SystemExit("Start this with torchrun, as its first lines say.")
+if min(args.epochs, args.batch_size) < 1 or not 0 < args.lr < math.inf:
+    raise SystemExit("--epochs and --batch-size start at 1, --lr is above 0 and finite.")
+if args.save and os.environ["RANK"] == "0":
+    args.save = target(args.save)
+torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
 except Exception as error:
@@ -72,21 +96,20 @@ store, rank, ranks = next(dist.rendezvous("env://"))  # all ranks read and write
 store.set(f"GPU {rank}", str(torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])))
 own_gpu = all(store.get(f"GPU {r}") == b"True" for r in range(ranks))  # on each host, or none
 device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if own_gpu else "cpu")
+if own_gpu:
+    torch.cuda.set_device(device)  # for calls that name no device
 dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None)
 print(f"training on {device}")
-if own_gpu:
-    torch.cuda.set_device(device)  # where fully_shard puts the weights
 sampler = DistributedSampler(train)  # each process its share of the images
 train_batches = DataLoader(train, args.batch_size, sampler=sampler)
 # A call of the model exchanges weights: all need equally many batches. No answer is class -1.
 padded = ConcatDataset([test, [(test[0][0], torch.tensor(-1))] * (-len(test) % ranks)])
 test_batches = DataLoader(Subset(padded, range(rank, len(padded), ranks)), args.batch_size)
-torch.manual_seed(0)  # fully_shard sends nothing: all make the same weights
-model = LeNet()
+model = LeNet()  # the same weights on all, by the seed: fully_shard sends nothing
 mesh = dist.init_device_mesh(device.type, (ranks,))
 for unit in [layer for layer in model if list(layer.parameters())] + [model]:
     fully_shard(unit, mesh=mesh)  # keeps this rank's rows, and gathers the others when it runs
-torch.manual_seed(rank)  # other dropout on each
+torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropout is not
 optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
 steps = args.epochs * len(train_batches)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
@@ -106,6 +129,9 @@ for epoch in range(1, args.epochs + 1):
         total += loss.detach() * len(images)  # by image: the last batch may be smaller
     dist.all_reduce(total)
     loss = total.item() / sampler.total_size
+    norm = nn.utils.get_total_norm(model.parameters()).full_tensor()
+    if not (math.isfinite(loss) and norm.isfinite()):
+        raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
     rate = len(train) / (time.perf_counter() - start)
     accuracy = evaluate(model, test_batches)
     if rank == 0:
@@ -113,8 +139,6 @@ for epoch in range(1, args.epochs + 1):
 
 whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
 weights = get_model_state_dict(model, options=whole)  # by all ranks; rank 0 gets them
-if args.save and rank == 0:  # beside it, then renamed: killed half-way, it spoils nothing
-    temporary = args.save.with_name(args.save.name + ".tmp")
-    torch.save(weights, temporary)
-    os.replace(temporary, args.save)
+if args.save and rank == 0:
+    save(weights, args.save)
 dist.destroy_process_group()

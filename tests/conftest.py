@@ -6,6 +6,9 @@ import torch
 # Also for the children that tests start: bars and colours are for people.
 os.environ["TQDM_DISABLE"] = "1"
 
+# Examples in docstrings that start processes, and are slow therefore.
+LAUNCHED = {"torchladder.launching.launch", "torchladder.measuring.measure_across_ranks"}
+
 
 @pytest.fixture(autouse=True)
 def _same_numbers_in_every_order():
@@ -27,6 +30,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
         elif item.name == "torchladder.devices.who_starts_cuda" and gpus:
             item.add_marker(pytest.mark.skip(reason="its example is of a machine without a GPU"))
+        if item.name in LAUNCHED:
+            item.add_marker(pytest.mark.slow)
+        if not any(map(item.get_closest_marker, ("slow", "long", "gpu", "multigpu", "timeout"))):
+            item.add_marker(pytest.mark.timeout(60))  # others: see pyproject.toml
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,4 +1,4 @@
-"""The command does what the notebooks do, and answers bad input with one sentence."""
+"""The command answers bad input with one sentence, a bug with its traceback."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from inspect import getfullargspec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +13,6 @@ import pytest
 import torch
 
 from torchladder import cli, data, devices
-from torchladder.data import load, loader
-from torchladder.models import LeNet
-from torchladder.training import evaluate, train
 
 
 def run(*arguments, **options):
@@ -31,65 +27,9 @@ def answer(capsys, *arguments):
     return ended.value.code, *capsys.readouterr()
 
 
-@pytest.mark.slow
-def test_train_saves_a_model_that_is_as_good_as_it_says(tmp_path):
-    path = tmp_path / "lenet.pt"
-    done = run("train", "--rung", "cpu", "--epochs", "2", "--save", str(path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("LeNet on cpu, fashion_mnist_small: 12,000 train")
-    assert done.stdout.endswith(f"saved {path}\n")
-    assert os.listdir(tmp_path) == ["lenet.pt"]
-    model = LeNet()
-    model.load_state_dict(torch.load(path))
-    accuracy = evaluate(model, loader(load(), "test")).accuracy
-    assert accuracy > 0.75
-    assert f"{accuracy:.1%}" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", pytest.param("linear-conv", marks=pytest.mark.long)])
-def test_every_model_trains(model, capsys):
-    status, out, _ = answer(
-        capsys, "train", "--model", model, "--epochs", "1", "--batch-size", "1000", "--lr", "0.01",
-        "--width", "0.01",
-    )  # fmt: skip
-    assert status == 0
-    assert "images/s" in out
-
-
-def test_an_option_that_is_left_out_means_what_train_means_by_it():
-    options = vars(cli._parser().parse_args(["train"]))
-    defaults = getfullargspec(train).kwonlydefaults
-    assert defaults.keys() - options.keys() == {"augment", "ddp_options", "on_step", "progress"}
-    assert {**defaults, **options} == {**options, **defaults}
-
-
 # --- bad input ----------------------------------------------------------------------------------
 
 BAD_INPUT = {
-    "train --epochs 0": "epochs=0",
-    "train --rung tpu": "No rung 'tpu'",
-    "train --rung gpu --device cuda:7": "No GPU for 'cuda:7'",
-    "train --device gpu1": "'gpu1' is not a device",
-    "train --data mnist": "No data set 'mnist'",
-    "train --data fashion_mnist --folder /no/such/folder": "is not a folder",
-    "train --save /no/such/folder/x.pt": "/no/such/folder/x.pt",
-    "train --save .": "folder",
-    "train --save ''": "folder",
-    "train --model linear-conv --width 0": "width=0.0",
-    "train --model linear-conv --width nan": "width=nan",
-    "train --model linear-conv --width 1e9": "--width 1e+09: this machine lacks",
-    "train --model linear-conv --width 1e30": "--width 1e+30: this machine lacks",
-    "train --lr nan": "lr=nan",
-    "train --lr inf": "lr=inf",
-    "train --seed 12345678901234567890123": "seed=12345678901234567890123",
-    "train --batch-size 99999999999999": "batch_size=99999999999999",
-    "train --batch-size 0": "batch_size=0",
-    "train --workers 5000": "workers=5000",
-    "train --checkpoint-dir a_file": "a_file",
-    "train --checkpoint-dir runs --resume nosuch.pt": "nosuch.pt",
-    "train --rung ddp --nproc 1000": "nprocs=1000",
-    "train --rung ddp --nproc 0": "nprocs=0",
     "inspect ''": "path is empty",
     "inspect nosuch.pt": "nosuch.pt",
     "inspect a_file": "a_file",
@@ -107,32 +47,15 @@ def test_bad_input_gets_one_sentence(command, capsys, tmp_path, monkeypatch):
     status, out, err = answer(capsys, *shlex.split(command))
     assert status == 2
     assert out.count("\n") <= 1
-    assert re.fullmatch(r"torchladder (train|inspect|fix): .*\n", err)
+    assert re.fullmatch(r"torchladder (inspect|fix): .*\n", err)
     assert BAD_INPUT[command] in err
-
-
-def test_a_rank_without_a_launcher_is_bad_input(capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    status, _, err = answer(capsys, "train", "--rung", "ddp")
-    assert status == 2
-    assert err.count("\n") == 1
-    assert "LOCAL_RANK" in err
-
-
-@pytest.mark.slow
-def test_bad_input_is_one_sentence_on_a_rank_too(capsys):
-    status, _, err = answer(capsys, "train", "--rung", "ddp", "--epochs", "0")
-    assert status == 2
-    assert re.fullmatch(r"torchladder train: epochs=0.*\n", err)
 
 
 @pytest.mark.slow
 def test_bad_input_ends_the_command_without_a_traceback():
-    done = run("train", "--rung", "tpu")
+    done = run("inspect", "nosuch.pt")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"torchladder train: No rung 'tpu'.*\n", done.stderr)
+    assert re.fullmatch(r"torchladder inspect: .*nosuch.pt.*\n", done.stderr)
 
 
 def copy_of_the_package(folder):
@@ -142,13 +65,12 @@ def copy_of_the_package(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", ["cpu", pytest.param("ddp", marks=pytest.mark.long)])
-def test_a_bug_shows_its_traceback_though_it_is_a_value_error(rung, tmp_path):
+def test_a_bug_shows_its_traceback_though_it_is_a_value_error(tmp_path):
     environment = copy_of_the_package(tmp_path)
-    source = tmp_path / "torchladder" / "data.py"
-    bug = "\n\ndef load(*_, **__):\n    first, second = [1, 2, 3]\n"
+    source = tmp_path / "torchladder" / "errors.py"
+    bug = "\n\ndef catalogue():\n    first, second = [1, 2, 3]\n"
     source.write_text(source.read_text(encoding="utf-8") + bug, encoding="utf-8")
-    done = run("train", "--rung", rung, cwd=tmp_path, env=environment)
+    done = run("explain", "log.txt", cwd=tmp_path, env=environment)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ValueError: too many values to unpack" in done.stderr
@@ -167,49 +89,8 @@ def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
     def interrupt(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_train", interrupt)
-    assert answer(capsys, "train") == (130, "", "torchladder train: interrupted\n")
-
-
-@pytest.mark.slow
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "model.pt"
-    path.write_bytes(b"the last good one")
-
-    def disk_full(state, file):
-        file.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", disk_full)
-    command = ["train", "--epochs", "1", "--model", "mlp", "--save", str(path)]
-    status, _, err = answer(capsys, *command)
-    assert status == 2
-    assert path.read_bytes() == b"the last good one"
-    assert os.listdir(tmp_path) == ["model.pt"]
-    assert "No space left on device" in err
-
-
-@pytest.mark.slow
-def test_a_saved_model_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, capsys):
-    events = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(
-            os, name, lambda *args, real=real, name=name: (events.append(name), real(*args))[1]
-        )
-    command = ["train", "--epochs", "1", "--model", "mlp", "--save", str(tmp_path / "model.pt")]
-    assert answer(capsys, *command)[0] == 0
-    assert events[:2] == ["fsync", "replace"]
-
-
-@pytest.mark.slow
-def test_two_ranks_train_and_only_the_first_prints_and_saves(tmp_path, capsys):
-    path = tmp_path / "lenet.pt"
-    status, out, _ = answer(capsys, "train", "--rung", "ddp", "--epochs", "1", "--save", str(path))
-    assert status == 0
-    assert out.startswith("LeNet on 2 ranks (gloo), fashion_mnist_small")
-    assert out.count("test accuracy") == 1
-    LeNet().load_state_dict(torch.load(path))
+    monkeypatch.setattr(cli, "_doctor", interrupt)
+    assert answer(capsys, "doctor") == (130, "", "torchladder doctor: interrupted\n")
 
 
 # --- doctor -------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import platform
+from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +19,11 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchladder import devices
 from torchladder.devices import (
     Device,
     DeviceTable,
+    cpu_memory,
     device_table,
     find_mismatch,
     gpu_count,
@@ -162,6 +166,21 @@ def test_mps_on_a_machine_without_one_is_refused(no_gpu):
     assert message_of(named_device, "mps") == expected
 
 
+@pytest.mark.parametrize("name", ["xpu", "hpu", "vulkan", "mtia:1"])
+def test_any_other_device_that_is_not_here_is_refused(name):
+    assert message_of(named_device, name) == f"No {name!r} on this machine. Use 'cpu'."
+
+
+def test_another_makers_accelerator_is_given_where_there_is_one(no_gpu, monkeypatch):
+    def here(check_available=False):
+        return torch.device("xpu")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", here)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert named_device("xpu:1") == torch.device("xpu:1")
+    assert message_of(named_device, "xpu:2") == "No 'xpu:2' on this machine. Use 'cpu'."
+
+
 # --- why there is no CUDA -----------------------------------------------------------------------
 
 
@@ -215,6 +234,50 @@ def test_without_a_gpu_the_table_is_the_cpu(no_gpu):
     assert cpu.memory_total is None or cpu.memory_total >= cpu.memory_free > 0
 
 
+def linux_with_24_gb(root, **files):
+    """The files in which Linux tells of memory; of 24 GiB, 19 can be had and 17 are unused."""
+    meminfo = "MemTotal:       25165824 kB\nMemFree:  17825792 kB\nMemAvailable: 19922944 kB\n"
+    for path, text in {"proc/meminfo": meminfo, **files}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def test_free_memory_is_what_can_be_had_cached_files_included(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "ROOT", tmp_path)
+    linux_with_24_gb(tmp_path)
+    assert cpu_memory() == (24 * 2**30, 19 * 2**30)
+
+
+JOB = "sys/fs/cgroup/slurm/job_1"  # the process is in a step of this job
+CONTAINER = "sys/fs/cgroup/memory"  # of the older version; its own path is not to be seen in it
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/slurm/job_1/step_0\n",
+            f"{JOB}/memory.max": f"{8 * 2**30}\n",
+            f"{JOB}/memory.current": f"{5 * 2**30}\n",
+            f"{JOB}/memory.stat": f"file 9\ninactive_file {2**30}\n",
+            f"{JOB}/step_0/memory.max": "max\n",
+            f"{JOB}/step_0/memory.current": "7\n",
+        },
+        {
+            "proc/self/cgroup": "9:cpu:/\n4:memory:/docker/1234\n0::/\n",
+            f"{CONTAINER}/memory.limit_in_bytes": f"{8 * 2**30}\n",
+            f"{CONTAINER}/memory.usage_in_bytes": f"{5 * 2**30}\n",
+            f"{CONTAINER}/memory.stat": f"inactive_file 0\ntotal_inactive_file {2**30}\n",
+        },
+    ],
+    ids=["a Slurm job, version 2", "a container, version 1"],
+)
+def test_a_limit_on_memory_is_all_there_is(tmp_path, monkeypatch, files):
+    monkeypatch.setattr(devices, "ROOT", tmp_path)
+    linux_with_24_gb(tmp_path, **files)
+    assert cpu_memory() == (8 * 2**30, 4 * 2**30)
+
+
 def test_the_table_of_two_t4s_says_emulated_and_names_peers(two_t4s):
     table = device_table()
     assert [d.device for d in table] == [CPU, CUDA0, CUDA1]
@@ -259,8 +322,9 @@ def test_an_apple_gpu_is_in_the_table(mps, monkeypatch):
     assert device_table()[1].bf16 == "no"
 
 
-def test_a_system_that_does_not_say_leaves_dashes(no_gpu, monkeypatch):
-    monkeypatch.setattr(os, "sysconf_names", {}, raising=False)
+def test_a_system_that_does_not_say_leaves_dashes(no_gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "ROOT", tmp_path)
+    monkeypatch.delattr(os, "sysconf", raising=False)
     real = Path.exists
     monkeypatch.setattr(Path, "exists", lambda p: str(p) != "/proc/cpuinfo" and real(p))
     monkeypatch.setattr(platform, "processor", lambda: "")
@@ -311,6 +375,31 @@ def test_the_odd_ones_out_are_named():
 def test_the_device_with_most_bytes_comes_first():
     small, large = torch.zeros(1), torch.zeros(100, device="meta")
     assert list(where_is(small, small, large).devices) == [META, CPU]
+
+
+@dataclass
+class Batch:
+    images: torch.Tensor
+    labels: list
+
+
+def test_inputs_of_any_shape_are_looked_into():
+    batch = UserDict(ids=torch.zeros(2), mask=torch.zeros(1, device="meta"))  # like BatchEncoding
+    assert where_is(batch).odd == {"input 0['mask']": META}
+    batch = Batch(torch.zeros(2), [torch.zeros(1, device="meta")])
+    assert where_is(batch).odd == {"input 0.labels[0]": META}
+    assert repr(where_is(Batch)) == "no tensors found"
+
+
+def test_what_holds_itself_is_looked_into_once():
+    batch = {"x": torch.zeros(2), "all": []}
+    batch["all"] += [batch, batch["x"]]
+    assert list(where_is(batch).devices.values()) == [["input 0['x']", "input 0['all'][1]"]]
+
+
+def test_a_sparse_tensor_counts_what_it_stores():
+    eye = torch.eye(4).to_sparse()  # 2 x 4 indices of 8 bytes, 4 values of 4
+    assert repr(where_is(eye)) == "all 1 tensors on cpu (80 B)"
 
 
 def test_nested_inputs_are_found_and_named_by_their_place():

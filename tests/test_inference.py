@@ -18,23 +18,11 @@ from torchladder.inference import predict
 from torchladder.models import LeNet
 
 TWO = ["cpu", "cpu"]
-HANG = 30  # seconds; the slowest test takes under three
+pytestmark = pytest.mark.timeout(30)  # the slowest test takes under three
 
 
 def lasting_threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if not each.daemon}  # tqdm starts a daemon
-
-
-@pytest.fixture(autouse=True)
-def _no_test_hangs():
-    def stop(*_):
-        raise TimeoutError(f"the test took over {HANG} seconds")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(HANG)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def images(count=50):
@@ -379,6 +367,15 @@ def test_data_that_cannot_be_read_name_the_batch():
         predict(Echo(), batches(), devices=TWO)
 
 
+@pytest.fixture
+def _ctrl_c():
+    """Ctrl-C as in a terminal: where `make test &` was typed in a script, it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_stops_the_threads():
     calls = []
     numbers = count()

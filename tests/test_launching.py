@@ -1,14 +1,17 @@
 """`launch` runs functions in real processes, blames the right one, and leaves nothing behind."""
 
+import copy
 import ctypes
 import io
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from torchladder import launching
 from torchladder.launching import LaunchError, join_group, launch, warm_up
 
 pytestmark = pytest.mark.slow
-HANG = 600  # seconds; ends what hangs, and says nothing about what is merely slow
+HANG = 60  # seconds; ends what hangs, and says nothing about what is merely slow
 
 
 def wait_until(condition):
@@ -102,6 +105,25 @@ def test_a_function_may_speak_of_torchs_backends():
     assert launch(lambda: torch.backends.cudnn.benchmark, nprocs=1) == [False]
 
 
+def test_hosts_that_differ_in_gpus_agree_on_the_backend():
+    def with_gpus(*has_gpu):
+        def work():
+            chosen = []
+            # As on a host of its own, with or without a GPU; the ranks are in a group already.
+            os.environ["LOCAL_WORLD_SIZE"] = "1"
+            torch.cuda.is_available = lambda: has_gpu[dist.get_rank()]
+            torch.cuda.device_count = lambda: 1
+            torch.cuda.set_device = lambda device: None
+            dist.init_process_group = lambda backend, device_id: chosen.append(backend)
+            join_group()
+            return chosen
+
+        return launch(work, timeout=HANG, backend="gloo")
+
+    assert with_gpus(True, False) == [["gloo"], ["gloo"]]
+    assert with_gpus(True, True) == [["nccl"], ["nccl"]]
+
+
 def test_todays_debug_level_reaches_the_ranks(monkeypatch):
     assert launch(lambda: str(dist.get_debug_level()), nprocs=1) == ["DebugLevel.OFF"]
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
@@ -127,6 +149,8 @@ def test_cores_are_shared_out_unless_the_caller_decides(monkeypatch):
     assert launch(torch.get_num_threads) == [max(1, cores // 2)] * 2
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert launch(torch.get_num_threads) == [3, 3]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")  # of nested regions
+    assert launch(torch.get_num_threads) == [2, 2]
 
 
 def test_ddp_computes_the_gradient_of_the_whole_batch():
@@ -184,6 +208,21 @@ def test_an_unguarded_script_can_launch(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
+
+
+def test_threads_launch_at_one_time_and_the_main_module_stays_what_it_is():
+    main, results = sys.modules["__main__"], {}
+
+    def several(name):
+        results[name] = [launch(lambda i=i: (name, i), nprocs=1) for i in range(3)]
+
+    threads = [threading.Thread(target=several, args=[name]) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {name: [[(name, i)] for i in range(3)] for name in "abc"}
+    assert sys.modules["__main__"] is main
 
 
 # --- what it shows ------------------------------------------------------------------------------
@@ -359,6 +398,45 @@ def test_a_rank_that_aborts_because_another_is_gone_is_not_blamed(last_words):
         launch(work, timeout=HANG)
 
 
+def test_the_error_can_be_pickled_and_copied():
+    with pytest.raises(LaunchError) as caught:
+        launch(lambda: [][dist.get_rank()], timeout=HANG)
+    for again in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert (type(again), str(again)) == (LaunchError, str(caught.value))
+        assert (again.rank, again.kind) == (caught.value.rank, "IndexError")
+
+
+def test_a_rank_that_is_killed_while_it_sends_its_result_is_named():
+    def work():
+        if dist.get_rank() == 1:
+            send = Connection._send
+
+            def killed_half_way(connection, buffer):
+                send(connection, bytes(buffer)[:1000])
+                if len(buffer) > 1000:  # not the message's length, which goes before it
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            Connection._send = killed_half_way
+        return torch.zeros(10_000)
+
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL$") as caught:
+        launch(work, timeout=HANG)
+    assert caught.value.rank == 1
+
+
+class UnpicklesHere:
+    def __reduce__(self):
+        return eval, ("1 / 0",)
+
+
+def test_a_result_that_cannot_be_unpickled_is_told_with_its_rank_and_the_cause():
+    text = "rank 1 of 2 returned a result that cannot be unpickled here: ZeroDivisionError: divi"
+    with pytest.raises(LaunchError, match=f"^{text}") as caught:
+        launch(lambda: UnpicklesHere() if dist.get_rank() == 1 else None, timeout=HANG)
+    assert (caught.value.rank, caught.value.kind) == (1, "ZeroDivisionError")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 @pytest.mark.parametrize(
     ("leave", "message"),
     [
@@ -444,37 +522,6 @@ def test_join_group_names_what_the_environment_lacks(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"^LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT .*torchrun"):
         join_group()
-
-
-def test_threads_that_end_meanwhile_do_not_fail_a_launch():
-    def work():
-        stop = threading.Event()
-
-        def come_and_go():
-            while not stop.is_set():
-                thread = threading.Thread(target=int)
-                thread.start()
-                thread.join()
-
-        threading.Thread(target=come_and_go).start()
-        try:
-            for _ in range(1000):
-                launching._calm_gloo()
-        finally:
-            stop.set()
-
-    launch(work, nprocs=1)
-
-
-def test_a_system_that_refuses_to_reschedule_threads_does_not_fail_a_launch():
-    def work():
-        def refuse(*args):
-            raise PermissionError
-
-        os.sched_setscheduler = refuse
-        launching._calm_gloo()
-
-    launch(work)
 
 
 SLEEPER = """

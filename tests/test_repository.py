@@ -5,8 +5,10 @@ What only GitHub can run is held to commands that everybody can run.
 
 import ast
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -115,6 +117,56 @@ def test_every_issue_form_that_asks_for_a_log_says_what_not_to_paste():
     for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("[0-9]*.yml"):
         form = path.read_text(encoding="utf-8")
         assert "names of people" in form or "names of hosts" in form, path.name
+
+
+# --- the test command ---------------------------------------------------------------------------
+
+# In place of what make calls: writes down the call, and fails if the call has these words.
+STUB = """#!/bin/sh
+echo "$*" >> calls.txt
+case "$*" in *"$FAIL"*) exit 1;; esac
+"""
+# Of each part, words of its first command that no other has.
+PARTS = {
+    "lint": "check .",
+    "notebooks": "notebooks.xml",
+    "package": "package.xml",
+    "site": "build .",
+    "tools": "tools.xml",
+}
+
+
+@pytest.mark.parametrize("fails", [*PARTS, None])
+def test_a_part_that_fails_keeps_no_other_from_running_and_is_named_at_the_end(fails, tmp_path):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "_build").mkdir()
+    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("python", "ruff", "jupyter-book"):
+        (tmp_path / ".venv/bin" / name).write_text(STUB)
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    (tmp_path / ".venv/installed").touch()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MF"))}
+    env["FAIL"] = PARTS.get(fails, "no call has these words")
+    done = subprocess.run(["make", "test"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    calls = (tmp_path / "calls.txt").read_text()
+    places = [calls.find(words) for words in PARTS.values()]
+    assert -1 not in places, calls
+    assert places == sorted(places), calls
+    end = done.stdout.splitlines()[-1]
+    if fails:
+        assert done.returncode != 0
+        assert end.startswith(f"Failed: {fails}. ")
+    else:
+        assert done.returncode == 0, done.stderr
+        assert end.startswith("All checks passed")
+
+
+def test_of_the_tests_that_run_with_this_one_those_that_build_the_site_are_slow(request):
+    """So `make quick` leaves them out."""
+    for item in request.session.items:
+        if "site" in getattr(item, "fixturenames", ()):
+            assert item.get_closest_marker("slow"), item.nodeid
 
 
 # --- versions and releases ----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchladder import cli
-from torchladder.data import ImageData, ImageSet, balanced_subset, load
+from torchladder.data import ImageData, ImageSet, balanced_subset, flip_and_crop, load
 from torchladder.launching import LaunchError, launch
 from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 from torchladder.training import train
@@ -243,6 +243,10 @@ def linear_net():
         ({"epochs": 5}, "epochs was 1, now 5"),
         ({"batch_size": 16}, "batch_size x ranks was 32, now 16"),
         ({"amp": "bf16"}, "amp was None, now bf16"),
+        (
+            {"augment": flip_and_crop, "data": small_data(kind=ImageData)},
+            "augment was None, now <function flip_and_crop>",
+        ),
         ({"data": small_data(20)}, "data was .* 210 train .*, now .* 200 train"),
         (
             {"net": lambda: new_net(8)},
@@ -281,6 +285,20 @@ def test_another_optimizer_and_missing_keys_are_named(tmp_path):
         resume(tmp_path, {"model": net, "optimizer": sgd, "ema": net})
     with pytest.raises(ValueError, match="scaler was not there, now GradScaler"):
         resume(tmp_path, {"model": net, "optimizer": sgd, "scaler": torch.amp.GradScaler("cpu")})
+
+
+@pytest.mark.slow
+def test_a_run_whose_workers_augment_is_told_that_their_random_numbers_begin_anew(tmp_path, capsys):
+    for workers, told in [(0, False), (1, True)]:
+        options = {"augment": partial(flip_and_crop, padding=1), "workers": workers}
+        options |= {"data": small_data(kind=ImageData), "epochs": 1}
+        trained(tmp_path / str(workers), **options)
+        checkpoints_in(tmp_path / str(workers))[-1].unlink()
+        trained(tmp_path / str(workers), **options)
+        said = capsys.readouterr().err
+        assert "resumed from step_00000006.pt" in said
+        assert ("in workers draws other numbers" in said) == told
+        assert ("not those of an unbroken run" in said) == told
 
 
 def test_a_file_with_weights_alone_is_not_a_run(tmp_path):
@@ -334,6 +352,10 @@ def test_a_file_in_the_folders_place_is_noticed_before_the_training(tmp_path):
     with pytest.raises(NotADirectoryError, match=r"notes.txt' is a file: name a folder"):
         train(new_net(), small_data(), checkpoint_dir=file, progress=False)
     assert file.read_text() == "kept"
+    with pytest.raises(NotADirectoryError, match="checkpoint_dir='/dev/null' is a file: name a"):
+        train(new_net(), small_data(), checkpoint_dir="/dev/null", progress=False)
+    with pytest.raises(ValueError, match="checkpoint_dir='': name a folder"):
+        train(new_net(), small_data(), checkpoint_dir="", progress=False)
 
 
 def test_saving_needs_a_folder():
@@ -448,32 +470,7 @@ def test_a_flipped_bit_costs_at_most_the_newest_file(tmp_path):
     assert set(resumed_from) == {1, 2}  # some bits mean nothing: those of dates, say
 
 
-# --- the command --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_command_resumes_and_says_so(tmp_path, capsys):
-    command = ["train", "--model", "mlp", "--epochs", "1", "--batch-size", "1000"]
-    command += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "5"]
-
-    def run(*more):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*command, *more])
-        return ended.value.code, *capsys.readouterr()
-
-    code, first, said = run()
-    assert (code, said) == (0, "")
-    assert sorted(os.listdir(tmp_path)) == [
-        "best.pt", "step_00000005.pt", "step_00000010.pt", "step_00000012.pt"
-    ]  # fmt: skip
-    (tmp_path / "step_00000012.pt").unlink()
-    code, second, said = run("--resume", "auto")
-    assert (code, said) == (0, "resumed from step_00000010.pt in epoch 1, step 10\n")
-    # All but the seconds is the same.
-    assert [line[:40] for line in first.splitlines()] == [line[:40] for line in second.splitlines()]
-    code, _, said = run("--resume", "never")
-    assert code == 2
-    assert re.fullmatch(r"torchladder train: .* holds step_00000012.pt of an earlier .*\n", said)
+# --- torchrun -----------------------------------------------------------------------------------
 
 
 @long
@@ -481,7 +478,7 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
     script = tmp_path / "killed_once.py"
     script.write_text(
         "import os, signal, sys\n"
-        "from torchladder import cli, training\n"
+        "from torchladder import data, launching, models, training\n"
         "add_batch, steps = training.add_batch, []\n"
         "def count(*args):\n"
         "    steps.append(1)\n"
@@ -490,20 +487,20 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    add_batch(*args)\n"
         "training.add_batch = count\n"
-        "cli.main()\n"
+        "launching.join_group()\n"
+        "options = {'rung': 'ddp', 'epochs': 1, 'batch_size': 500, 'checkpoint_every': 4}\n"
+        "model, images = models.MLP(784), data.load()\n"
+        "print(training.train(model, images, checkpoint_dir=sys.argv[1], **options))\n"
     )
     folder = tmp_path / "checkpoints"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", "--max-restarts=2", str(script), "train", "--rung=ddp"]
-    command += ["--model=mlp", "--epochs=1", "--batch-size=500", "--checkpoint-every=4"]
-    command += ["--checkpoint-dir", str(folder)]
+    command += ["--nproc-per-node=2", "--max-restarts=2", str(script), str(folder)]
     # Else a rank may meet the other's address of before in the store (pytorch#135712).
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     assert "resumed from step_00000008.pt in epoch 1, step 8\n" in done.stderr
-    assert done.stdout.count("MLP on 2 ranks (gloo)") == 2  # of each attempt, rank 0 alone
-    assert done.stdout.count("test accuracy") == 1
+    assert done.stdout.count("test accuracy") == 2  # each rank's, of the last attempt alone
     assert end_of(folder)["step"] == 12
     assert Path(folder, "best.pt").exists()
 

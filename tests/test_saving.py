@@ -79,6 +79,27 @@ def test_the_names_in_the_file_are_those_of_the_model_itself(tmp_path, wrap):
     assert torch.equal(other.weight, model.weight)
 
 
+def test_tied_weights_of_a_gpu_are_written_once(tmp_path, monkeypatch):
+    """Here `cpu` copies, as it does from a GPU. Two names of one tensor stay one."""
+    model = nn.ModuleDict({"input": nn.Linear(300, 300), "output": nn.Linear(300, 300)})
+    model["output"].weight = model["input"].weight
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor.clone())
+    path = save_checkpoint(tmp_path, {"model": model}, step=1)
+    saved = torch.load(path)["model"]
+    assert saved["input.weight"].data_ptr() == saved["output.weight"].data_ptr()
+    assert path.stat().st_size < 1.3 * 300 * 300 * 4
+
+
+def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
+    states = [torch.tensor([7], dtype=torch.uint8)]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: states[-1])
+    monkeypatch.setattr(torch.mps, "set_rng_state", states.append)
+    resuming.set_rng_state(resuming.rng_state())
+    assert len(states) == 2
+    assert states[0] is states[1]
+
+
 @pytest.mark.parametrize(
     ("more", "where"),
     [
@@ -243,14 +264,19 @@ def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path)
 
 
 @pytest.mark.slow
-def test_ranks_that_are_far_apart_wait_for_each_other(tmp_path):
+def test_ranks_that_are_far_apart_wait_for_each_other_and_leave_no_keys_behind(tmp_path):
     def run():
+        keys = []
         for step in range(3):
             if step == 1 and dist.get_rank() == 1:
                 time.sleep(1)
             save_checkpoint(tmp_path, {"model": nn.Linear(2, 2)}, step=step)
+            dist.barrier()
+            keys.append(dist.distributed_c10d._get_default_store().num_keys())
+            dist.barrier()
+        return keys[2] - keys[1]
 
-    launch(run, timeout=300)
+    assert launch(run, timeout=300) == [0, 0]
     assert len(checkpoints_in(tmp_path)) == 3
 
 

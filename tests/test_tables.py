@@ -34,3 +34,6 @@ def test_bytes_are_written_for_readers():
     assert [in_bytes(n) for n in (0, 999, 1000, 4_001_343, 3.2e9, 5e15, None)] == [
         "0 B", "999 B", "1.0 kB", "4.0 MB", "3.2 GB", "5000.0 TB", "–",
     ]  # fmt: skip
+    assert [in_bytes(n) for n in (999.7, 999_960, 999_949, -999_960)] == [
+        "1.0 kB", "1.0 MB", "999.9 kB", "-1.0 MB",
+    ]  # fmt: skip

@@ -143,6 +143,46 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_32_bit_parameters(data, a
     assert history[-1].loss < history[0].loss
 
 
+@pytest.mark.filterwarnings("error:Detected call of .lr_scheduler:UserWarning")
+def test_the_schedule_waits_while_the_scaler_skips_steps():
+    """The scale of 65,536 is too large for gradients of this size: they are infinite."""
+    samples = TensorDataset(torch.full((12, 4), 1e3), torch.arange(12) % 3)
+    model, seen = nn.Linear(4, 3), []
+
+    def on_step(run):
+        seen.append((model.weight.detach().clone(), run.optimizer.param_groups[0]["lr"]))
+
+    start = model.weight.detach().clone()
+    options = {"epochs": 4, "batch_size": 4, "lr": 1e-9, "amp": "fp16", "progress": False}
+    train(model, (samples, samples), on_step=on_step, **options)
+    weights, rates = zip(*seen, strict=True)
+    moves = sum(not torch.equal(*pair) for pair in zip([start, *weights], weights, strict=False))
+    assert torch.equal(weights[0], start)  # skipped
+    assert 0 < moves < 12
+    assert rates[0] == 1e-9
+    assert rates[-1] == pytest.approx(1e-9 * (1 - moves / 12))
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_run_that_diverges_stops_with_a_clear_error_and_keeps_the_good_files(tmp_path, every):
+    samples = TensorDataset(torch.eye(12), torch.arange(12) % 3)
+
+    def spoil(run):
+        if run.step == 8:
+            nn.init.constant_(run.model.weight, float("nan"))
+
+    options = {"epochs": 4, "batch_size": 4, "checkpoint_every": every, "progress": False}
+    model = nn.Linear(12, 3)
+    with pytest.raises(FloatingPointError, match=r"epoch 3, step [89].*nan.*not saved.*lr=0.05"):
+        train(model, (samples, samples), checkpoint_dir=tmp_path, on_step=spoil, **options)
+    for path in tmp_path.iterdir():
+        assert torch.load(path)["model"]["weight"].isfinite().all(), path.name
+    assert (tmp_path / "best.pt").exists()
+    assert (tmp_path / f"step_{7 if every else 6:08}.pt").exists()
+    with pytest.raises(FloatingPointError, match=r"epoch 1, step 3.*lower learning rate"):
+        train(nn.Linear(12, 3), (samples, samples), lr=1e38, batch_size=4, progress=False)
+
+
 def test_without_amp_nothing_is_computed_in_16_bits(data):
     model = new_model()
     seen = set()

@@ -95,6 +95,27 @@ def test_batch_norm_makes_two_ranks_differ_from_one_process():
     assert 1e-6 < difference < 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"ddp_options": {"broadcast_buffers": False}}])
+def test_what_is_reported_is_the_accuracy_of_the_model_that_each_rank_holds_and_best_pt_too(
+    tmp_path, options
+):
+    """Batch norm keeps statistics on each rank, of its own images, which evaluation uses."""
+
+    def run():
+        torch.manual_seed(0)
+        model, data = norm_net(), part_of_the_data(20)
+        more = {"rung": "ddp", "epochs": 1, "batch_size": 16, "lr": 0.01, "progress": False}
+        (epoch,) = train(model, data, checkpoint_dir=tmp_path, **more, **options)
+        return epoch.test_accuracy, evaluate(model, loader(data, "test")).accuracy
+
+    for reported, of_this_rank in launch(run, nprocs=3):
+        best = norm_net()
+        best.load_state_dict(torch.load(tmp_path / "best.pt")["model"])
+        of_best = evaluate(best, loader(part_of_the_data(20), "test")).accuracy
+        assert reported == pytest.approx(of_this_rank) == pytest.approx(of_best)
+
+
 def test_data_parallel_without_a_gpu_is_one_process():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -51,11 +51,11 @@ def installed(built, tmp_path_factory):
 
 # In one process, since each takes seconds to import PyTorch.
 PROGRAM = """
-import torchladder
-from torchladder import cli, data
+import torch, torchladder
+from torchladder import cli, data, models
+torch.save(models.MLP().state_dict(), "mlp.pt")
 print(torchladder.__file__, data.BUNDLED, len(data.load().train_labels), sep="\\n")
 for words in (
-    "train --rung ddp --model mlp --epochs 1 --save mlp.pt",
     "inspect mlp.pt",
     "fix mlp.pt -o fixed.safetensors",
     "explain log.txt",

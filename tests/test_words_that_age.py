@@ -3,6 +3,7 @@
 Each is counted where it comes from. A page that names another one fails here, with its sentence.
 """
 
+import difflib
 import json
 import re
 import tomllib
@@ -136,6 +137,16 @@ def test_a_link_to_a_chapter_names_its_number():
     links = list(said(r"\[chapter (\d\d)[^\]]*\]\((?:\.\./)?(?:notebooks/)?(\d\d)_"))
     assert len(links) > 50
     assert [(page, words) for page, words, (named, linked) in links if named != linked] == []
+
+
+def test_the_lines_that_change_for_a_gpu_are_counted():
+    cpu, gpu = (
+        (ROOT / "rungs" / name).read_text().splitlines() for name in ("1_cpu.py", "2_gpu.py")
+    )
+    added = sum(line.startswith("+ ") for line in difflib.ndiff(cpu[1:], gpu[1:]))
+    pattern = rf"{COUNT} lines (?:of the program change|besides the title)"
+    assert wrong(pattern, added) == []
+    assert "notebooks/05_rung_1_cpu.ipynb" in {page for page, *_ in said(pattern)}
 
 
 def test_the_space_on_the_disk_is_the_same_on_every_page():

@@ -45,11 +45,12 @@
 
   /** What the order of the answers rests on: the first error, then what may follow from it. */
   function reasons(match, place, matches) {
-    const errors = matches.filter(({ kind }) => kind === "error").length;
+    const isError = ({ kind }) => kind === "error" || kind === "silent"; // of which the log has words
+    const errors = matches.filter(isError).length;
     let reason = match.kind;
-    if (match.kind === "error") reason = place > 0 ? "later" : errors > 1 ? "first" : "only";
+    if (isError(match)) reason = place > 0 ? "later" : errors > 1 ? "first" : match.over.length ? "" : "only";
     else if (match.kind === "follows" && errors === 0) reason = "follows-alone";
-    const parts = [make("strong", "", phrase("why")), ` ${phrase(reason)}`];
+    const parts = [make("strong", "", phrase("why")), reason && ` ${phrase(reason)}`];
     for (const id of match.over) {
       const [before, after] = phrase("over").split("{other}");
       parts.push(` ${before}`, linkWith(id, id), after);

@@ -29,11 +29,13 @@ const estimating = (() => {
       if (bucket_view) gradients = 0;
     }
     if (rung === "fsdp" && gpus > 1)
-      communication = (root + Math.min(2 * largest_block, parameters - root)) * 2 * size.cast;
+      communication =
+        (root + Math.min(2 * largest_block, parameters - root)) * (size.cast + size.gradient);
     if (rung === "dp" && gpus > 1) {
       communication = first ? gradients + gpus * batch * output_bytes : 0;
       if (!first) states = 0;
     }
+    const foreach = optimizer === "adam" && states > 0 && !["cpu", "fsdp"].includes(rung);
     const memory = {
       parameters: (size.parameter * parameters) / shards,
       gradients: gradients / shards,
@@ -41,10 +43,11 @@ const estimating = (() => {
       activations: batch * activation_bytes,
       casts: size.cast < size.parameter && rung !== "fsdp" ? size.cast * parameters : 0,
       communication,
+      step: foreach && !size.master ? size.parameter * parameters : 0,
     };
-    const total = Object.values(memory).reduce((sum, part) => sum + part);
-    const turns = Math.min(memory.activations + memory.casts, memory.gradients);
-    return { ...memory, total, at_least: total - turns };
+    const fixed = memory.parameters + memory.optimizer + communication;
+    const total = fixed + memory.gradients + Math.max(memory.activations + memory.casts, memory.step);
+    return { ...memory, total, at_least: fixed + Math.max(memory.activations, memory.gradients) };
   }
 
   function transformer({
@@ -56,10 +59,11 @@ const estimating = (() => {
     const parameters = layers * block + root;
     const table = fused_attention ? 0 : (2 * size + 1) * heads * s * s;
     const layer = (14 * size + 2 * stream + 2) * s * h + table;
-    const ends = (size + stream + 1) * s * h + 4 * s * vocabulary;
-    const saved = checkpointing ? layers * stream * s * h + layer : layers * layer;
+    const [ends, logits] = [(size + stream + 1) * s * h, 12 * s * vocabulary];
+    const activation_bytes = ends + (checkpointing
+      ? layers * stream * s * h + Math.max(layer, logits) : layers * layer + logits);
     const flops = (checkpointing ? 8 : 6) * parameters * s;
-    return { parameters, largest_block: block, root, activation_bytes: saved + ends, flops };
+    return { parameters, largest_block: block, root, activation_bytes, flops };
   }
 
   function computing_seconds(flops, flops_per_second, { utilisation = 1 } = {}) {

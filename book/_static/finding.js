@@ -98,6 +98,13 @@ const finding = (rules) => {
     return -1;
   }
 
+  function allOf(text, piece) {
+    const all = [];
+    for (let at = text.indexOf(piece[0]); at >= 0; at = text.indexOf(piece[0], at + 1))
+      if (isAt(text, at, piece)) all.push(at);
+    return all;
+  }
+
   /** Where the pieces of a pattern lie whose first may be at `start`, or null. */
   function piecesAt(text, { pieces }, start) {
     if (!isAt(text, start, pieces[0])) return null;
@@ -112,36 +119,31 @@ const finding = (rules) => {
     return places;
   }
 
-  /** For each entry that the text holds, where the pieces of its first pattern lie. */
+  /** For each entry that the text holds, where its patterns begin, in order. */
   function placesIn(text) {
     const places = new Map();
-    const found = new Uint8Array(patterns.length); // only their first place counts
     const look = (number, start) => {
+      if (!piecesAt(text, patterns[number], start)) return;
       const { id } = patterns[number];
-      const pieces = piecesAt(text, patterns[number], start);
-      if (!pieces) return;
-      found[number] = 1;
-      const known = places.get(id);
-      if (!known || start < known[0][0]) places.set(id, pieces);
+      if (places.has(id)) places.get(id).push(start);
+      else places.set(id, [start]);
     };
     let [high, low] = [0, 0];
     for (let at = 0; at < text.length; at++) {
       high = (high << 8) | (low >>> 24);
       low = (low << 8) | text[at];
       for (let number = table[hash(high, low)]; number >= 0; number = next[number])
-        if (keyHigh[number] === high && keyLow[number] === low && !found[number])
-          look(number, at - KEY + 1);
+        if (keyHigh[number] === high && keyLow[number] === low) look(number, at - KEY + 1);
     }
     for (let number = 0; number < patterns.length; number++) {
       if (!isShort(patterns[number])) continue;
-      const letter = patterns[number].pieces[0][0];
-      for (let at = text.indexOf(letter); at >= 0 && !found[number]; at = text.indexOf(letter, at + 1))
-        look(number, at);
+      for (const at of allOf(text, patterns[number].pieces[0])) look(number, at);
     }
+    for (const starts of places.values()) starts.sort((a, b) => a - b);
     return places;
   }
 
-  /** The number of the line, from 0, in which a place of the squeezed text is. */
+  /** The number, from 0, of the last of `starts` that is not after a place; of lines, its line. */
   function lineOf(starts, place) {
     let [low, high] = [0, starts.length];
     while (low < high) {
@@ -157,19 +159,37 @@ const finding = (rules) => {
   function find(log) {
     const { text, starts } = squeeze(log);
     const places = placesIn(text);
+    const line = (place) => lineOf(starts, place);
     const known = rules.errors.filter(({ id }) => places.has(id));
-    const general = new Set(known.flatMap(({ over }) => over));
-    const left = known.filter(({ id }) => !general.has(id));
-    const first = ({ id }) => places.get(id)[0][0];
-    const rank = ({ kind }) => rules.kinds.indexOf(kind);
-    left.sort((a, b) => rank(a) - rank(b) || first(a) - first(b));
+    const named = known.length ? allOf(text, bytesOf("Error")) : [];
+    const first = new Map();
+    for (const { id } of known) {
+      const others = known.filter(({ over }) => over.includes(id));
+      const special = others.flatMap((error) => places.get(error.id)).sort((a, b) => a - b);
+      const lines = special.map(line);
+      const apart = places.get(id).find((place) => {
+        const near = lines[lineOf(lines, line(place) - rules.near - 1) + 1];
+        if (near <= line(place) + rules.near) return false;
+        const after = special[lineOf(special, place - 1) + 1];
+        return after === undefined || lineOf(named, place) < lineOf(named, after - 1);
+      });
+      if (apart !== undefined) first.set(id, apart);
+    }
+    const left = known.filter(({ id }) => first.has(id));
+    const rank = ({ kind }) => rules.kinds[kind];
+    left.sort((a, b) => rank(a) - rank(b) || first.get(a.id) - first.get(b.id));
     return left.map((error) => ({
       id: error.id,
       kind: error.kind,
-      line: lineOf(starts, first(error)) + 1,
-      over: error.over.filter((id) => places.has(id)),
-      words: wordsOf(text, starts, places.get(error.id)),
+      line: line(first.get(error.id)) + 1,
+      over: error.over.filter((id) => places.has(id) && !first.has(id)),
+      words: wordsOf(text, starts, piecesOf(text, error.id, first.get(error.id))),
     }));
+  }
+
+  function piecesOf(text, id, start) {
+    const own = patterns.filter((pattern) => pattern.id === id);
+    return own.map((pattern) => piecesAt(text, pattern, start)).find(Boolean);
   }
 
   /** The letters that matched, by the number of the line in which they are. */

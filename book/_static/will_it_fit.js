@@ -2,7 +2,11 @@
 // The calculators of book/will_it_fit.md; their formulas are in estimating.js. The words are in the
 // page itself, where they are translated: labels, tables, phrases.
 (() => {
-  const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication"];
+  const PARTS = [
+    "parameters", "gradients", "optimizer", "activations", "casts", "communication", "step",
+  ];
+  const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
+  const COUNTED = ["kind", "layers", "hidden", "vocabulary"]; // a change counts parameters anew
   const MOST_GPUS = 4096;
   const all = (selector, around = document) => [...around.querySelectorAll(selector)];
   const one = (selector) => document.querySelector(selector);
@@ -119,8 +123,17 @@
     put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
     for (const select of choices) if (name in sets(select)) put(select.dataset.name, "own");
     if (target.options) Object.entries(sets(target)).forEach(([set, value]) => put(set, value));
+    if (COUNTED.includes(name) && text("kind") === "transformer") countParameters();
     update();
     writeLink();
+  }
+
+  /** A transformer's sizes say how many parameters it has, and its blocks. */
+  function countParameters() {
+    if (SIZES.some((size) => complaint(fields.get(size)[0]))) return;
+    const { parameters, largest_block } = transformer(text("precision"));
+    put("params", write(parameters, { count: true }));
+    put("block", write(largest_block, { count: true }));
   }
 
   // --- links: what differs from the first settings and from what the presets set ---
@@ -158,8 +171,7 @@
   // --- will it fit? ---
 
   function transformer(precision) {
-    const names = ["layers", "hidden", "heads", "sequence", "vocabulary"];
-    const sizes = Object.fromEntries(names.map((name) => [name, number(name)]));
+    const sizes = Object.fromEntries(SIZES.map((name) => [name, number(name)]));
     const fused_attention = text("attention") === "fused";
     const checkpointing = text("checkpointing") === "on";
     return estimating.transformer({ ...sizes, precision, fused_attention, checkpointing });
@@ -226,8 +238,11 @@
     limit.append(make("span", { style: inside }, phrase("limit", { have: inBytes(have) })));
     const bars = columns.flatMap((memory, column) => {
       const track = make("div", { class: "bar-track" });
-      for (const part of PARTS.filter((part) => memory[part] > 0))
-        track.append(make("i", { class: part, style: `width: ${percent(memory[part])}` }));
+      // Adam's copy comes when the activations are gone: what it adds is what it has more.
+      const step = Math.max(0, memory.step - memory.activations - memory.casts);
+      for (const [part, size] of Object.entries({ ...memory, step }))
+        if (PARTS.includes(part) && size > 0)
+          track.append(make("i", { class: part, style: `width: ${percent(size)}` }));
       track.append(make("b", { style }));
       const total = make("span", { class: "bar-total" }, inBytes(memory.total));
       return [make("span", { class: "bar-name" }, names[column]), track, total];
@@ -269,7 +284,8 @@
   function showSpeed(table, says, figure) {
     const [gpus, seconds, params] = [number("gpus"), computing(), number("params")];
     const size = estimating.PRECISIONS[text("precision")];
-    const bytes = { ddp: size.gradient * params, fsdp: size.cast * params };
+    const [gradients, weights] = [size.gradient * params, size.cast * params];
+    const bytes = { ddp: gradients, fsdp: (2 * weights + gradients) / 3 };
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
     const options = { overlap: number("overlap"), scaling: text("scaling") };
     const gain = (n, rung) =>
@@ -291,7 +307,7 @@
       const chosen = Math.max(2, gpus);
       return phrase(gain(chosen, rung) > 1 ? "faster" : "slower", gaps(chosen, rung));
     });
-    const sent = { ddp: inBytes(bytes.ddp), fsdp: inBytes(bytes.fsdp) };
+    const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
     sentences.push(phrase("alone", { ms: inMs(1e3 * seconds), ...sent }));
     says.textContent = sentences.join(" ");
     drawCurve(figure, [1, ...counts], gain);

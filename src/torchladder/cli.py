@@ -1,4 +1,4 @@
-"""The command ``torchladder``: ``doctor``, ``explain``, ``inspect`` and ``fix``, ``train``."""
+"""The command ``torchladder``: ``doctor``, ``explain``, ``inspect`` and ``fix``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from inspect import getfullargspec
-from math import prod
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchladder import OLDEST_TORCH, __version__
-from torchladder.launching import LaunchError, join_group, launch
 
 
 class BadInput(Exception):
@@ -33,10 +30,6 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(options.run(options) or 0)
     except BadInput as error:
         status, text = 2, error
-    except LaunchError as error:
-        status, text = 1, "\n\n".join([str(error), *getattr(error, "__notes__", [])])
-        if error.kind == "BadInput":  # a rank raised it: the sentence is enough
-            status, text = 2, str(error).partition("BadInput: ")[2].partition("\n\n")[0]
     except KeyboardInterrupt:
         status, text = 130, "interrupted"
     except Exception as error:  # PyTorch's, or a bug
@@ -115,36 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--partial", action="store_true", help="with --for: write what fits, if not all does")
     add("--key", help="where the weights are, such as model_ema, if in several places")
 
-    _add_train(commands)
     return parser
-
-
-def _add_train(commands) -> None:
-    show_defaults = argparse.ArgumentDefaultsHelpFormatter
-    what = "train a model on one rung"
-    train = commands.add_parser("train", help=what, formatter_class=show_defaults)
-    train.set_defaults(run=_train)
-    add = train.add_argument
-    add("--nproc", type=int, default=2, help="processes on rung ddp (torchrun decides for itself)")
-    add("--model", choices=["lenet", "mlp", "linear-conv"], default="lenet")
-    add("--width", type=float, default=1 / 16, help="factor on the sizes of linear-conv")
-    add("--data", default="fashion_mnist_small", help="or fashion_mnist, cifar10")
-    add("--folder", help="where the data set lies, if not in one of the usual places")
-    add("--download", action="store_true", help="fetch the data set if it is not there")
-    add("--save", metavar="FILE", help="write the trained state dict there")
-    # The keywords of torchladder.training.train, under their names.
-    add("--rung", default="cpu", help="cpu, gpu, dp or ddp")
-    add("--device", help="which GPU on rung gpu, such as cuda:1")
-    add("--epochs", type=int, default=5)
-    add("--batch-size", type=int, default=64, help="on rung ddp: of each process")
-    add("--lr", type=float, default=0.05, help="learning rate of the first step")
-    add("--seed", type=int, default=0)
-    add("--amp", choices=["fp16", "bf16"], help="mixed precision")
-    add("--workers", type=int, default=0, help="processes that load data")
-    add("--on-device", action="store_true", help="keep the data set on the device")
-    add("--checkpoint-dir", metavar="DIR", help="save the run there after every epoch")
-    add("--checkpoint-every", type=int, metavar="N", help="save it every N steps, too")
-    add("--resume", default="auto", help="auto (from the newest whole checkpoint), never or a file")
 
 
 # --- explain ------------------------------------------------------------------------------------
@@ -236,71 +200,6 @@ def _model_named(name: str):
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
     return model
-
-
-# --- train --------------------------------------------------------------------------------------
-
-
-def _train(options: argparse.Namespace) -> None:
-    if options.rung != "ddp":
-        _train_here(options)
-    elif "RANK" not in os.environ:  # not under torchrun: start the ranks from here
-        launch(_train_here, options, nprocs=options.nproc)
-    else:
-        import torch.distributed as dist
-
-        join_group()
-        try:
-            _train_here(options)
-        finally:
-            dist.destroy_process_group()
-
-
-@_bad_input()
-def _train_here(options: argparse.Namespace) -> None:
-    """Train in this process; of several ranks only the first prints and saves."""
-    import torch
-    import torch.distributed as dist
-
-    from torchladder.data import load
-    from torchladder.training import device_of, train
-    from torchladder.writing import atomic_file
-
-    where = device_of(options.rung, options.device)
-    data = load(options.data, options.folder, download=options.download)
-    torch.manual_seed(options.seed % 2**64)  # whether the seed can be used, `train` says
-    model = _model(options, data)
-    keywords = getfullargspec(train).kwonlyargs
-    given = {name: value for name, value in vars(options).items() if name in keywords}
-    if options.rung == "ddp":
-        where = f"{dist.get_world_size()} ranks ({dist.get_backend()})"
-        if dist.get_rank() > 0:
-            train(model, data, **given)
-            return
-    saving = options.save is not None
-    # Opened before the training: a file that cannot be written is found out now.
-    with atomic_file(options.save) if saving else nullcontext() as temporary:
-        print(f"{type(model).__name__} on {where}, {data}", flush=True)
-        print(train(model, data, **given))
-        if saving:
-            torch.save(model.state_dict(), temporary)
-    if saving:
-        print(f"saved {options.save}")
-
-
-def _model(options: argparse.Namespace, data):
-    from torchladder import models
-    from torchladder.devices import cpu_memory
-
-    shape, classes, width = data.shape, len(data.classes), options.width
-    if options.model == "mlp":
-        return models.MLP(prod(shape), outputs=classes)
-    if options.model == "lenet":
-        return models.LeNet(shape, classes)
-    # It has 0.8 billion parameters at width 1; with gradient and momentum, each takes 12 bytes.
-    if 12 * 0.8e9 * width * width > cpu_memory()[0]:
-        raise BadInput(f"--width {width:g}: this machine lacks the memory to train it.")
-    return models.LinearConvNet(shape, classes, width=width)
 
 
 # --- doctor -------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,8 @@ from torch.utils.hooks import RemovableHandle
 from torchladder.frames import caller, calls_down_to
 from torchladder.models import evaluation_mode
 from torchladder.tables import Table, in_bytes
+
+ROOT = Path("/")  # of the files in which Linux tells about itself
 
 # --- which devices ------------------------------------------------------------------------------
 
@@ -92,6 +94,11 @@ def named_device(name: str | torch.device) -> torch.device:
             )
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("No 'mps' here: it needs a Mac with an Apple GPU. Use 'cpu'.")
+    elif device.type not in ("cpu", "meta", "mps"):
+        here = torch.accelerator.current_accelerator(check_available=True)
+        count = torch.accelerator.device_count() if here and here.type == device.type else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"No {str(device)!r} on this machine. Use 'cpu'.")
     return device
 
 
@@ -170,11 +177,42 @@ def cpu_name() -> str:
 
 
 def cpu_memory() -> tuple[int | None, int | None]:
-    """Total and free bytes of the CPU's memory; `None` where the system does not say."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    names = ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES")  # macOS lacks the second
-    total, free = (page * os.sysconf(n) if n in os.sysconf_names else None for n in names)
+    """Total and free bytes of the CPU's memory; `None` where the system does not say.
+
+    On Linux, memory that only keeps copies of files is free, and both numbers heed the limits of
+    control groups: a container's, or a Slurm job's.
+    """
+    meminfo = ROOT / "proc/meminfo"
+    if not meminfo.exists():
+        if not hasattr(os, "sysconf"):  # Windows
+            return None, None
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
+    kib = dict(re.findall(r"(\w+): +(\d+) kB", meminfo.read_text()))
+    total, free = (1024 * int(kib[name]) for name in ("MemTotal", "MemAvailable"))
+    for limit, left in _memory_limits():
+        total, free = min(total, limit), min(free, left)
     return total, free
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """The limit of each control group around this process, and what is left of it, in bytes."""
+    names = [("memory.max", "memory.current")]  # of version 2, then of version 1
+    names += [("memory.limit_in_bytes", "memory.usage_in_bytes")]
+    groups = ROOT / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = ROOT / "sys/fs/cgroup" / controllers
+        group = top / path.strip("/")
+        for folder in [group, *(g for g in group.parents if g.is_relative_to(top))]:
+            for limit, used in names:
+                with suppress(OSError, ValueError):  # no such file or folder; no limit: "max"
+                    limit, used = (int((folder / name).read_text()) for name in (limit, used))
+                    cached = re.findall(
+                        r"inactive_file (\d+)", (folder / "memory.stat").read_text()
+                    )
+                    yield limit, limit - used + max(map(int, cached))
 
 
 def _cpu() -> Device:
@@ -239,15 +277,23 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield name, tensor
 
 
-def _nested(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+def _nested(name: str, value: object, around: tuple = ()) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in `value`; `around` are the containers that it is in, which it may hold."""
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, dict):
+    elif any(value is container for container in around):
+        return
+    elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _nested(f"{name}[{key!r}]", item)
+            yield from _nested(f"{name}[{key!r}]", item, (*around, value))
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _nested(f"{name}[{i}]", item)
+            yield from _nested(f"{name}[{i}]", item, (*around, value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _nested(
+                f"{name}.{field.name}", getattr(value, field.name, None), (*around, value)
+            )
     elif isinstance(value, nn.Module):  # in a plain list, say, where `to` does not look
         for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
             yield f"{name}.{key}", tensor
@@ -270,7 +316,10 @@ class Placement:
         counters, self._counters = set(counters), []
         for name, tensor in tensors:
             names.setdefault(tensor.device, []).append(name)
-            size[tensor.device] += tensor.nbytes
+            parts = [tensor]
+            if tensor.layout is torch.sparse_coo:
+                parts = [tensor._indices(), tensor._values()]
+            size[tensor.device] += sum(part.nbytes for part in parts)
             if id(tensor) in counters:
                 self._counters.append(name)
         self._bytes = size
@@ -305,8 +354,9 @@ class Placement:
 def where_is(*things: object) -> Placement:
     """Every device found in models, optimizers and inputs, and the odd ones out by name.
 
-    An input is a tensor, or a list, tuple or dict that holds tensors at any depth. Adam and others
-    count their steps on the CPU, unless they are fused or capturable; those counters are not odd.
+    An input is a tensor, or a list, tuple, mapping or dataclass that holds tensors at any depth.
+    Adam and others count their steps on the CPU, unless they are fused or capturable; those
+    counters are not odd.
 
     Examples
     --------

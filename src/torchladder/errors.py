@@ -17,8 +17,9 @@ import sys
 import textwrap
 import tomllib
 import traceback
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,8 +30,10 @@ from pathlib import Path
 # Of the book, in a clone of it; a chapter that runs alone, as on Kaggle, has none beside it.
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 GAP = 200  # squeezed characters for which a * in a pattern may stand
-# What is looked for first: an error, then what follows from an error elsewhere, then warnings.
-KINDS = ("error", "follows", "warning", "silent")
+NEAR = 30  # lines around a special entry in which a more general one gives way to it
+# What is shown first: an error, or what a log says of an error that has no message (silent); then
+# what follows from an error elsewhere; then warnings.
+KINDS = {"error": 0, "silent": 0, "follows": 1, "warning": 2}
 # Replaced one after the other: what an input method or a web page makes of ASCII, and the many ways
 # to write a quotation mark; the last three are of JSON.
 QUOTES = {
@@ -67,6 +70,10 @@ TELLING = re.compile(
     re.ASCII,
 )
 WORD = re.compile(r"\b[A-Za-z_]{4,40}\b(?!\.\w)", re.ASCII)
+# Whose a line is: by its prefix (torch, mpirun), in torchrun's summary, as srun says.
+RANK_OF_LINE = re.compile(r"\[rank ?(\d{1,5})\]|\[\d{1,5},(\d{1,5})\]<", re.ASCII)
+RANK_OF_FAILURE = re.compile(r"\brank {1,9}: (\d{1,5}) \(local_rank: \d{1,5}\)", re.ASCII)
+TASK = re.compile(r"srun: error: ([\w.-]{1,99}): task (\d{1,5}): (.{1,99})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,14 @@ class Error:
 
 @dataclass(frozen=True)
 class Match:
-    """An `error` that a log holds: in which `line`, counted from 1, and what stands there."""
+    """An `error` that a log holds: in which `line`, counted from 1, what stands there, and the
+    `rank` whose line it is, if the log says so.
+    """
 
     error: Error
     line: int
     text: str
+    rank: str = ""
 
 
 @cache
@@ -142,7 +152,7 @@ def find(log: str) -> list[Match]:
 
     An error comes before what only follows from one, such as the other ranks' lost connections,
     and that before warnings. Among alike the first in the log comes first: it cannot follow from
-    those after it. An entry gives way to a more special one that also matched.
+    those after it. An entry gives way to a more special one that matched within `NEAR` lines.
 
     Parameters
     ----------
@@ -158,25 +168,68 @@ def find(log: str) -> list[Match]:
     starts = [0, *accumulate(map(len, pieces))]
     squeezed = b"".join(pieces)
     places = {}
-    there = _beginnings(squeezed)
     for error in catalogue().values():
-        may_be = [p for p in _squeezed_patterns(error.id) if p[0].startswith(there)]
-        found = [_place(squeezed, pattern) for pattern in may_be]
-        if any(place >= 0 for place in found):
-            places[error.id] = min(place for place in found if place >= 0)
-    for name in [name for known in places for name in catalogue()[known].over]:
-        places.pop(name, None)
+        patterns = _squeezed_patterns(error.id)
+        if found := sorted(place for p in patterns for place in _places(squeezed, p)):
+            places[error.id] = found
+    named = list(_places(squeezed, [b"Error"])) if places else []
+    first = {name: _first(name, places, starts, named) for name in places}
     lines = log.split("\n") if places else []
     matches = []
-    for name in sorted(places, key=lambda name: (_urgency(name), places[name])):
-        line = bisect_right(starts, places[name]) - 1
-        text = _around(lines[line], places[name] - starts[line])
-        matches.append(Match(catalogue()[name], line + 1, text))
+    for name in sorted(first, key=lambda name: (KINDS[catalogue()[name].kind], first[name])):
+        if (place := first[name]) < len(squeezed):
+            line = bisect_right(starts, place) - 1
+            text = _around(lines[line], place - starts[line])
+            matches.append(Match(catalogue()[name], line + 1, text, _rank(lines, line)))
     return matches
 
 
-def _urgency(name: str) -> int:
-    return KINDS.index(catalogue()[name].kind)
+def _first(name: str, places: dict[str, list[int]], starts: list[int], named: list[int]) -> int:
+    """The first place of an entry whose error no more special entry also describes; or the end.
+
+    One does if it is at most `NEAR` lines away, or follows before another error is `named`: in a
+    window of 80 letters, a list of keys has hundreds of lines.
+    """
+    special = sorted(
+        p for other in places if name in catalogue()[other].over for p in places[other]
+    )
+    lines = [bisect_right(starts, place) for place in special]
+    for place in places[name]:
+        line = bisect_right(starts, place)
+        near = bisect_left(lines, line - NEAR)
+        if near < len(lines) and lines[near] <= line + NEAR:
+            continue
+        after = bisect_left(special, place)
+        if after < len(special) and (
+            bisect_right(named, place) == bisect_left(named, special[after])
+        ):
+            continue
+        return place
+    return starts[-1]
+
+
+def _rank(lines: list[str], number: int) -> str:
+    """Whose line it is, if its prefix says so, or torchrun's summary some lines above, or srun."""
+    line = _without_colours(lines[number][:400])
+    if found := RANK_OF_LINE.search(line[: re.match(PREFIX, line, re.ASCII).end()]):
+        return f"rank {found[1] or found[2]}"
+    for above in lines[number : max(0, number - 4) : -1]:
+        if found := RANK_OF_FAILURE.search(above[:400]):
+            return f"rank {found[1]}"
+    found = TASK.search(line)
+    return f"task {found[2]}" if found else ""
+
+
+def _first_to_fail(log: str) -> str:
+    """What torchrun's summaries or srun say of who failed first."""
+    causes = [text[:400] for text in log.split("Root Cause (first observed failure):")[1:]]
+    # Of several summaries, as of several hosts, the one with the earliest time.
+    for text in sorted(causes, key=lambda text: text.partition("time")[2][:40]):
+        if found := RANK_OF_FAILURE.search(text):
+            return f"torchrun says that rank {found[1]} failed first."
+    if found := TASK.search(log):
+        return f"The first that srun names is task {found[2]} on {found[1]}: {found[3].strip()}."
+    return ""
 
 
 def squeeze(log: str) -> list[bytes]:
@@ -212,35 +265,8 @@ def _squeezed_patterns(name: str) -> list[list[bytes]]:
     return [b"".join(squeeze(p)).split(b"*") for p in catalogue()[name].patterns]
 
 
-def _beginnings(text: bytes) -> tuple[bytes, ...]:
-    """Which patterns' first letters `text` holds: one pass over a long log rules out nearly all."""
-    found, search = set(), _any_beginning().search
-    match = search(text)
-    while match and match.start() < len(text):
-        found.add(match[0])
-        match = search(text, match.start() + 1)
-    return tuple(found)
-
-
-@cache
-def _any_beginning() -> re.Pattern:
-    patterns = [pattern for name in catalogue() for pattern in _squeezed_patterns(name)]
-    return re.compile(_trie({first[:8] for first, *_ in patterns}))
-
-
-def _trie(words: set[bytes]) -> bytes:
-    """A regular expression of all words that looks at each letter once, and never goes back."""
-    if b"" in words:  # a shorter word stands for those that it begins
-        return b""
-    rests: dict[bytes, set[bytes]] = {}
-    for word in words:
-        rests.setdefault(word[:1], set()).add(word[1:])
-    branches = [re.escape(letter) + _trie(rests[letter]) for letter in sorted(rests)]
-    return b"(?:" + b"|".join(branches) + b")"
-
-
-def _place(text: bytes, pattern: list[bytes]) -> int:
-    """Where `pattern` begins in `text`, or -1: the first place from which all pieces follow."""
+def _places(text: bytes, pattern: list[bytes]) -> Iterator[int]:
+    """Where `pattern` begins in `text`: each place from which all pieces follow."""
     first, *others = pattern
     start = text.find(first)
     while start >= 0:
@@ -251,9 +277,8 @@ def _place(text: bytes, pattern: list[bytes]) -> int:
                 break
             end = place + len(piece)
         else:
-            return start
+            yield start
         start = text.find(first, start + 1)
-    return -1
 
 
 def _around(line: str, place: int, most: int = 240) -> str:
@@ -311,6 +336,7 @@ def rules() -> dict:
     """All that the paste box needs to find what `find` and `nearest` find, for JSON."""
     return {
         "gap": GAP,
+        "near": NEAR,
         "kinds": KINDS,
         "quotes": QUOTES,
         "colours": COLOURS,
@@ -340,7 +366,9 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if not found:
         return _not_found(nearest(log))
     first, *others = found
-    parts = [_heading(first.error), _filled("In your log, line", f"{first.line}: {first.text}")]
+    where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
+    parts = [_heading(first.error), _filled("In your log, line", where)]
+    parts += filter(None, [_wrapped(_first_to_fail(_without_colours(log)))])
     parts += [_filled("Why:", first.error.cause), _filled("Do:", first.error.fix)]
     parts += filter(None, [FOLLOWS.get(first.error.kind)])
     if others:
@@ -358,7 +386,8 @@ FOLLOWS = {
 def _also(match: Match) -> str:
     error = match.error
     text = f"{error.id}: {first_sentence(error.cause)} {FOLLOWS.get(error.kind, '')}"
-    return _wrapped(_without_links(text), f"  line {match.line}, ", " " * 4)
+    rank = f"{match.rank}, " if match.rank else ""
+    return _wrapped(_without_links(text), f"  line {match.line}, {rank}", " " * 4)
 
 
 def _not_found(guesses: list[Error]) -> str:

@@ -1,12 +1,12 @@
 """Will it fit, and will more GPUs be faster? The formulas of the book's two calculators.
 
 Plain arithmetic: bytes, seconds, FLOPs, and numbers of parameters go in and come out as floats.
-What is counted is what PyTorch allocates for tensors that a training step keeps: parameters,
-gradients, optimizer state, saved activations, and what a rung adds to exchange gradients.
+What is counted is what PyTorch allocates for the tensors of a training step: parameters,
+gradients, optimizer state, saved activations, the gradient of a transformer's logits, Adam's
+temporary copy, and what a rung adds to exchange gradients.
 
 Not counted: the CUDA context with the libraries' own buffers (some hundred MB a process), cuDNN's
-and cuBLAS's workspaces, temporary tensors inside one operation, the copy of the parameters that
-Adam with ``foreach=True`` makes when the activations are gone, and memory that the caching
+and cuBLAS's workspaces, other temporary tensors inside an operation, and memory that the caching
 allocator has reserved but cannot use (fragmentation). Leave a tenth of the GPU for them.
 """
 
@@ -49,21 +49,28 @@ class Memory:
     activations: float
     casts: float = 0.0
     communication: float = 0.0
+    step: float = 0.0
 
     @property
     def total(self) -> float:
-        """All parts at once, the peak when gradients are kept from step to step."""
+        """The peak if all gradients are there in the backward pass, or in ``optimizer.step()``.
+
+        So it is when gradients are kept from step to step, or add up over several batches. Adam's
+        `step` is counted as PyTorch runs it on a GPU; it comes when the activations are gone.
+        """
         fixed = self.parameters + self.optimizer + self.communication
-        return fixed + self.gradients + self.activations + self.casts
+        return fixed + self.gradients + max(self.activations + self.casts, self.step)
 
     @property
     def at_least(self) -> float:
-        """The peak if gradients appear exactly as activations go.
+        """The peak if gradients appear exactly as activations go, and Adam is ``fused=True``.
 
         So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
         the first layers have the activations and the last ones the parameters, it is `total`.
+        Casts are left out: checkpointing drops them when the forward pass ends.
         """
-        return self.total - min(self.activations + self.casts, self.gradients)
+        fixed = self.parameters + self.optimizer + self.communication
+        return fixed + max(self.activations, self.gradients)
 
 
 def memory_per_gpu(
@@ -92,8 +99,8 @@ def memory_per_gpu(
         See `PRECISIONS`. For FSDP "amp" is its ``MixedPrecisionPolicy``, not autocast.
     optimizer : {"sgd", "momentum", "adam"}
     activation_bytes, output_bytes : float
-        What one sample saves for the backward pass, and the size of the model's output for it, in
-        this precision. Under DP the outputs of all GPUs are gathered on the first.
+        What one sample needs where the backward pass begins, mostly what is saved for it, and the
+        size of the model's output, in this precision. Under DP the first GPU gathers all outputs.
     batch : float
         Samples on each GPU.
     largest_block : float, optional
@@ -113,13 +120,19 @@ def memory_per_gpu(
     DP: every step copies the parameters to the other GPUs. In the backward pass each copy has
     gradients, the first GPU's too; their sum there is the second set. FSDP: two blocks are there
     at a time, the one that computes and the one that is fetched or reduced meanwhile, each with
-    parameters and gradients. The root's are there all the time: by default `fully_shard` keeps
+    parameters and gradients, the latter as they are reduced (for "amp" in float32, PyTorch's
+    default since 2.15). The root's are there all the time: by default `fully_shard` keeps
     them gathered from the forward pass to the end of the backward pass.
+
+    On a GPU, Adam updates all parameters at once (``foreach``) and needs as much as they take for
+    a moment: `step`. With ``fused=True`` it does not, nor on FSDP's sharded parameters, where
+    PyTorch's default is a loop. For "master", a fused optimizer is assumed.
 
     Examples
     --------
-    >>> memory_per_gpu(1e9, optimizer="adam").total  # 4 + 4 + 2 * 4 bytes a parameter
-    16000000000.0
+    >>> memory = memory_per_gpu(1e9, optimizer="adam")
+    >>> memory.at_least, memory.total  # 4 + 4 + 2 * 4 bytes a parameter, and 4 in optimizer.step()
+    (16000000000.0, 20000000000.0)
     >>> memory_per_gpu(1e9, optimizer="adam", rung="fsdp", gpus=4, largest_block=1e7).total
     4160000000.0
     """
@@ -136,10 +149,11 @@ def memory_per_gpu(
         gradients = 0.0 if bucket_view else gradients
     elif rung == "fsdp" and gpus > 1:
         block = parameters if largest_block is None else largest_block
-        communication = (root + min(2 * block, parameters - root)) * 2 * size.cast
+        communication = (root + min(2 * block, parameters - root)) * (size.cast + size.gradient)
     elif rung == "dp" and gpus > 1:
         communication = (gradients + gpus * batch * output_bytes) if first else 0.0
         optimizer_bytes = optimizer_bytes if first else 0.0
+    foreach = optimizer == "adam" and optimizer_bytes and rung not in ("cpu", "fsdp")
     cast_once = size.cast < size.parameter and rung != "fsdp"  # FSDP gathers what is cast
     return Memory(
         parameters=size.parameter * parameters / shards,
@@ -148,6 +162,7 @@ def memory_per_gpu(
         activations=batch * activation_bytes,
         casts=float(size.cast * parameters) if cast_once else 0.0,
         communication=communication,
+        step=float(size.parameter * parameters) if foreach and not size.master else 0.0,
     )
 
 
@@ -191,6 +206,10 @@ def transformer(
     norms of a layer save it, ``4 s h`` bytes more. FSDP's ``MixedPrecisionPolicy`` casts it too:
     for FSDP take "bf16" here.
 
+    `activation_bytes` holds 12 bytes for each logit, where the backward pass begins: what
+    ``F.cross_entropy`` saves in float32, and its gradient, twice. With checkpointing, all that is
+    gone when the last layer is computed again; the larger of the two counts.
+
     FLOPs, forwards and backwards: 6 for each parameter and position, 8 with checkpointing.
     Attention's own are left out: ``12 layers hidden sequence`` more for each position.
 
@@ -208,10 +227,13 @@ def transformer(
     parameters = layers * block + root
     table = 0 if fused_attention else (2 * size + 1) * heads * s * s
     layer = (14 * size + 2 * stream + 2) * s * h + table
-    ends = (size + stream + 1) * s * h + 4 * s * vocabulary  # dropout, last norm, float32 logits
-    saved = layers * stream * s * h + layer if checkpointing else layers * layer
+    ends, logits = (size + stream + 1) * s * h, 12 * s * vocabulary  # dropout, last norm; loss
+    if checkpointing:
+        activations = layers * stream * s * h + ends + max(layer, logits)
+    else:
+        activations = layers * layer + ends + logits
     flops = (8 if checkpointing else 6) * parameters * s
-    return Transformer(*map(float, (parameters, block, root, saved + ends, flops)))
+    return Transformer(*map(float, (parameters, block, root, activations, flops)))
 
 
 def computing_seconds(flops: float, flops_per_second: float, *, utilisation: float = 1.0) -> float:
@@ -234,11 +256,13 @@ def all_reduce_seconds(nbytes: float, ranks: int, latency: float, bandwidth: flo
 def exchange_seconds(
     nbytes: float, ranks: int, latency: float, bandwidth: float, rung: str = "ddp"
 ) -> float:
-    """Seconds that a rung communicates in a step, for `nbytes` of gradients (FSDP: of weights).
+    """Seconds that a rung communicates in a step, for `nbytes` of gradients.
 
     FSDP gathers the parameters twice and reduces and scatters the gradients once; an all-reduce
     is one of each, so FSDP sends 1.5 times as much (S. Rajbhandari et al.,
-    https://arxiv.org/abs/1910.02054, section 7.2).
+    https://arxiv.org/abs/1910.02054, section 7.2). If its weights are sent in fewer bytes than
+    its gradients, `nbytes` is the mean of the three: 8/3 a parameter for 2, 2 and 4, and FSDP
+    sends as much as DDP with 4.
     """
     _check(rung=(rung, ("ddp", "fsdp")))
     all_reduce = all_reduce_seconds(nbytes, ranks, latency, bandwidth)

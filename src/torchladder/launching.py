@@ -31,7 +31,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 import cloudpickle
 
@@ -44,6 +43,9 @@ GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
 # What a rank says when another one is gone; the last words are NCCL's, the others gloo's.
 PEER_IS_GONE = re.compile("Connection (closed|reset) by peer|Broken pipe|remote process exited")
+# Processes start one launch at a time (see `_no_main_module`), and none is asked meanwhile whether
+# it lives: starting one asks all others too, and only the first who asks gets an exit code.
+STARTING = threading.Lock()
 # Of prints, which are read in pieces: a piece may end within a character.
 UTF8 = partial(codecs.getincrementaldecoder("utf-8"), errors="replace")
 
@@ -55,9 +57,12 @@ class LaunchError(RuntimeError):
     """
 
     def __init__(self, message: str, rank: int, kind: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, rank, kind)  # all of them, for pickle and copy
         self.rank = rank
         self.kind = kind
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def warm_up() -> None:
@@ -124,7 +129,7 @@ def launch(
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks: list[_Rank] = []
     try:
-        with _no_main_module():
+        with STARTING, _no_main_module():
             for rank in range(nprocs):
                 ranks.append(_start(rank, nprocs, store.port, job))
         ranks[0].live = show != "none"
@@ -152,6 +157,7 @@ class _Failure:
     text: str
     kind: str | None = None  # as in `LaunchError`
     when: float = field(default_factory=time.time)
+    cause: Exception | None = None  # what unpickling its reply raised here
 
 
 @dataclass
@@ -209,7 +215,10 @@ def _no_main_module() -> Iterator[None]:
 def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
     context = mp.get_context("forkserver")
     ours, theirs = zip(*(context.Pipe(duplex=False) for _ in range(3)), strict=True)
-    environment = {"OMP_NUM_THREADS": str(max(1, _cores() // nprocs))} | dict(os.environ)
+    environment = dict(os.environ)
+    environment["OMP_NUM_THREADS"] = (
+        os.environ.get("OMP_NUM_THREADS") or f"{max(1, _cores() // nprocs)}"
+    )
     values = (rank, rank, nprocs, nprocs, "127.0.0.1", port)
     environment |= zip(GROUP, map(str, values), strict=True)
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
@@ -236,14 +245,25 @@ def _follow(ranks: list[_Rank], timeout: float | None) -> None:
 
 def _read(r: _Rank) -> None:
     """Take what a rank has printed, its reply, or the news of its death."""
-    alive = r.process.is_alive()  # asked first: what it wrote before it died is then in the pipes
+    with STARTING:
+        alive = r.process.is_alive()  # first: what it wrote before it died is then in the pipes
     _read_prints(r)
     if not r.result.closed and r.result.poll():
-        with suppress(EOFError):  # it died without a reply
-            r.reply = cloudpickle.loads(r.result.recv_bytes())
+        with suppress(EOFError, OSError):  # it died without a reply, or while it sent one
+            reply = r.result.recv_bytes()
+            r.reply = _unpickled(reply)
         r.result.close()
     if not alive and not r.reply:
         r.reply = _Failure(_death(r))
+
+
+def _unpickled(reply: bytes) -> tuple[object] | _Failure:
+    try:
+        return cloudpickle.loads(reply)
+    except Exception as error:  # of the result's own __setstate__, say
+        kind = type(error).__name__
+        text = f"returned a result that cannot be unpickled here: {kind}: {error}"
+        return _Failure(text, kind, cause=error)
 
 
 def _read_prints(r: _Rank) -> None:
@@ -320,7 +340,9 @@ def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
     # rank that sent it, so that one's traceback is told too.
     told = failed if "SIGABRT" in first.reply.text else [first]
     text = "\n\n".join(f"rank {r.rank} of {nprocs} {r.reply.text}" for r in told)
-    return LaunchError(text, first.rank, first.reply.kind)
+    error = LaunchError(text, first.rank, first.reply.kind)
+    error.__cause__ = first.reply.cause
+    return error
 
 
 def _end(ranks: list[_Rank]) -> None:
@@ -386,7 +408,8 @@ def _run_rank(
         # caller would start them: by fork on most systems, which need not pickle a cell's classes.
         mp.set_start_method(method, force=True)
         linecache.cache.update({file: (0, None, lines, file) for file, (_, lines) in cells.items()})
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        # "2,1" is for two levels of nested regions, of which torch has one.
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         join_group(backend)
         os.dup2(2, 1)  # only now: before PyTorch 2.12, gloo announces every connection on stdout
@@ -445,8 +468,8 @@ def _end_with_the_caller() -> None:
 def join_group(backend: str | None = None) -> None:
     """Join the process group that the environment describes (torchrun's, or `launch`'s).
 
-    The rank's GPU becomes the current device. The backend is NCCL if there is a GPU for each rank
-    of this machine, else gloo, in which case the ranks share what GPUs there are. A ValueError
+    The rank's GPU becomes the current device. The backend is NCCL if every machine has a GPU for
+    each of its ranks, else gloo, in which case the ranks share what GPUs there are. A ValueError
     names the variables of that environment that are missing.
     """
     import torch
@@ -462,20 +485,11 @@ def join_group(backend: str | None = None) -> None:
     if gpus:
         torch.cuda.set_device(local_rank % gpus)
     dist.set_debug_level_from_env()  # read when torch was imported: in the fork server, long ago
-    backend = backend or ("nccl" if gpus >= local_size else "gloo")
+    if not backend:  # all ranks must choose the same, and their machines may differ
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        store.set(f"GPU {rank}", str(gpus >= local_size))
+        own = store.multi_get([f"GPU {r}" for r in range(world_size)])
+        backend = "nccl" if set(own) == {b"True"} else "gloo"
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     dist.init_process_group(backend, device_id=device)
     dist.barrier()  # or a rank might be done and gone while another still connects to it
-    _calm_gloo()
-
-
-def _calm_gloo() -> None:
-    """Let the threads that compute preempt gloo's event loop, which spins while it waits.
-
-    Without it, one in ten all-reduces of LeNet's gradients took 4 ms instead of 0.5 (Linux 6.18,
-    2 cores, torch 2.15). In torch 2.10 the thread has no name to find it by, and stays as it is.
-    """
-    for thread in Path("/proc/self/task").glob("*"):
-        with suppress(OSError):  # the thread has ended, or the system refuses: no harm
-            if (thread / "comm").read_text() == "gloo_tcp_loop\n":
-                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))

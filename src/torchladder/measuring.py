@@ -8,7 +8,6 @@ allocate, choose algorithms, compile), and what comes out is several runs, not o
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,8 +49,9 @@ class Timing:
 
 def _in_seconds(seconds: float) -> str:
     for unit, size in [("s", 1), ("ms", 1e-3)]:
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
+        text = f"{seconds / size:.3g}"
+        if float(text) >= 1:  # as it is written: 0.9999 s are no 1e+03 ms
+            return f"{text} {unit}"
     return f"{seconds / 1e-6:.3g} us"
 
 
@@ -177,4 +177,6 @@ def peak_memory(device: torch.device) -> int:
     status = Path("/proc/self/status")
     if status.exists():  # not getrusage: on Linux a child starts with its parent's peak
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
+    import resource  # which Windows lacks
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

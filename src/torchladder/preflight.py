@@ -7,7 +7,6 @@ of them. So a rank that is silent is known by name. A collective cannot tell: in
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -156,6 +155,8 @@ def interface_used(backend: str) -> tuple[str | None, str | None]:
     the address that the host's own name stands for. NCCL chooses by rules of its own; told here is
     the interface on the way to rank 0.
     """
+    import fcntl  # which Windows lacks
+
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

@@ -112,13 +112,13 @@ def save_checkpoint(
     def write() -> None:
         inner = {name: unwrapped(part) for name, part in parts.items()}
         checkpoint = {
-            **{name: _on_cpu(part.state_dict()) for name, part in inner.items()},
+            **{name: _state_of(part) for name, part in inner.items()},
             **{"epoch": epoch, "batch": batch, "step": step},
             **{key: [of_rank[key] for of_rank in by_rank] for key in by_rank[0]},
             "run": dict(run or {}),
             "classes": {name: type(part).__name__ for name, part in inner.items()},
             "versions": VERSIONS,
-            **_on_cpu(more),
+            **_on_cpu(more, {}),
         }
         _write_files(checkpoint, path, keep, best)
 
@@ -203,21 +203,32 @@ def _refused(value: Any, where: str) -> tuple[str, str] | None:
     return None
 
 
-def _on_cpu(state: Any) -> Any:
-    """`state` with every tensor on the CPU, so that it loads where there is no GPU."""
+def _state_of(part: Any) -> Any:
+    # The parameters themselves: else tied ones are two tensors, and two copies in the file.
+    variables = {"keep_vars": True} if isinstance(part, nn.Module) else {}
+    return _on_cpu(part.state_dict(**variables), {})
+
+
+def _on_cpu(state: Any, copies: dict[int, Tensor]) -> Any:
+    """`state` with every tensor on the CPU, so that it loads where there is no GPU.
+
+    `copies` holds one by the id of each tensor in it: what is there twice stays one.
+    """
     if hasattr(state, "device_mesh"):
         raise ValueError(
             "A tensor is sharded (a DTensor), and rank 0 has only its own piece; not saved. "
             "torch.distributed.checkpoint saves all pieces."
         )
     if isinstance(state, Tensor):
-        return state.cpu()
+        if id(state) not in copies:
+            copies[id(state)] = state.detach().cpu()
+        return copies[id(state)]
     if isinstance(state, dict):
         moved = copy.copy(state)  # keeps a state dict's _metadata
-        moved.update({key: _on_cpu(value) for key, value in state.items()})
+        moved.update({key: _on_cpu(value, copies) for key, value in state.items()})
         return moved
     if type(state) in (list, tuple):
-        return type(state)(_on_cpu(value) for value in state)
+        return type(state)(_on_cpu(value, copies) for value in state)
     return state
 
 
@@ -379,6 +390,8 @@ def rng_state() -> dict[str, Any]:
     }
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():  # not verified on macOS
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -389,6 +402,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     np.random.set_state(state["numpy"])  # noqa: NPY002 - that of np.random.rand
     for i, of_gpu in enumerate(state.get("cuda", ())[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(of_gpu, i)
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
 
 
 # --- ranks --------------------------------------------------------------------------------------
@@ -420,6 +435,8 @@ def _meet(call: str, no_dist: bool) -> tuple[int, int]:
         raise TimeoutError(f"{call}: {waited}. {rule}") from error
     if len(calls := {store.get(key).decode() for key in keys}) > 1:
         raise ValueError(f"The ranks differ: {'; '.join(sorted(calls))}. {rule}")
+    if count > 1:  # whoever is here has read the keys of the meeting before
+        store.delete_key(f"torchladder/meeting {count - 1} of rank {rank}")
     return rank, ranks
 
 

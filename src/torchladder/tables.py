@@ -81,7 +81,8 @@ def in_bytes(count: float | None) -> str:
     if count is None:
         return "–"
     for unit in ["B", "kB", "MB", "GB"]:
-        if abs(count) < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        text = f"{count:.0f}" if unit == "B" else f"{count:.1f}"
+        if abs(float(text)) < 1000:  # as it is written: 999,960 B are no 1000.0 kB
+            return f"{text} {unit}"
         count /= 1000
     return f"{count:.1f} TB"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -106,7 +108,8 @@ def train(
     SGD with momentum 0.9 and weight decay 5e-4; the learning rate falls linearly from `lr` to
     0 over the run. Order and dropout follow `seed`: on the CPU, the same seed, model and number
     of threads give the same parameters, bit for bit. The history is the same on every rank but
-    for seconds and memory.
+    for seconds and memory. After each epoch of rung ``'ddp'`` every rank takes over rank 0's
+    buffers, such as the statistics of batch norm: what is evaluated, saved and left is one model.
 
     Parameters
     ----------
@@ -124,7 +127,8 @@ def train(
     device : str or torch.device, optional
         Which GPU on rung ``'gpu'``; default the first. The upper rungs choose their own.
     amp : {None, 'fp16', 'bf16'}
-        Automatic mixed precision; with fp16 the gradients are scaled.
+        Automatic mixed precision; with fp16 the gradients are scaled. Where they overflow, the
+        scaler skips the step, and the schedule waits: it then ends that many steps above 0.
     workers, on_device : int, bool
         Load data in so many processes, or keep the whole `ImageData` on the device.
     augment : callable, optional
@@ -133,7 +137,7 @@ def train(
         What `DistributedDataParallel` is given, such as ``find_unused_parameters``.
     checkpoint_dir, checkpoint_every : path, int, optional
         Save there after every epoch (the best by test accuracy is ``best.pt``), and every so
-        many steps.
+        many steps. A folder is for one run at a time.
     resume : {'auto', 'never'} or path
         ``'auto'``: go on from the newest whole checkpoint in `checkpoint_dir`, if there is one.
     on_step : callable, optional
@@ -143,6 +147,8 @@ def train(
     ------
     ValueError, OSError
         For a setting that cannot work or a checkpoint of another run, before anything is trained.
+    FloatingPointError
+        If an epoch's loss, or what would be saved, is not finite. Files stay as they were.
     """
     device = device_of(rung, device)
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
@@ -159,7 +165,9 @@ def train(
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     settings = {"data": describe(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp}
     settings["batch_size x ranks"] = batch_size * ranks
+    settings["augment"] = augment and re.sub(" at 0x[0-9a-f]+", "", repr(augment))
     run = Run(model, wrapped, optimizer, schedule, amp, rank, ranks, settings, checkpoint_dir)
+    run.workers = workers
     if checkpoint_dir is not None:
         run.resume(checkpoint_dir if resume in ("auto", "never") else resume)
     _train_epochs(run, *batches, checkpoint_every, on_step, progress and rank == 0)
@@ -202,6 +210,7 @@ class Run:
     step: int = 0  # steps done in all epochs
     loss: Tensor | None = None  # mean over the last batch (of this rank), without a graph
     seconds: float = 0.0  # training seconds spent in the unfinished epoch, saving excluded
+    workers: int = 0  # processes that load, and augment, its images
 
     def __post_init__(self) -> None:
         self.device = device_of_model(self.model)
@@ -219,8 +228,10 @@ class Run:
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
+        scale = self.scaler.get_scale()  # without fp16 always 1, which no device is asked for
         self.scaler.update()
-        if self.schedule is not None:
+        skipped = self.scaler.get_scale() < scale  # the gradients were not finite
+        if self.schedule is not None and not skipped:
             self.schedule.step()
         # Summed on the device: .item() here would make the CPU wait for the GPU at every step.
         self.loss = loss.detach()
@@ -247,6 +258,7 @@ class Run:
             best=best,
             no_dist=self.ranks == 1,
             history=[vars(epoch) for epoch in self.history],
+            workers=self.workers,
             **{name: getattr(self, name) for name in POSITION},
         )
 
@@ -256,6 +268,9 @@ class Run:
         saved = resuming.resume(source, self._parts(), run=self.settings, no_dist=no_dist)
         if saved is None:
             return
+        if self.rank == 0 and self.settings.get("augment") and (self.workers or saved["workers"]):
+            numbers = "so the numbers are not those of an unbroken run"
+            print(f"augment in workers draws other numbers, {numbers}", file=sys.stderr, flush=True)
         for name in POSITION:
             setattr(self, name, saved[name])
         self.history.extend(Epoch(**epoch) for epoch in saved["history"])
@@ -293,15 +308,44 @@ def _train_epochs(
                     on_step(run)
                 if every and run.step % every == 0 and run.batch < steps:
                     run.seconds += perf_counter() - start
+                    _check_finite(run, metrics_of(run.sums, across_ranks=across_ranks))
                     run.save()
                     start = perf_counter()
             trained = metrics_of(run.sums, across_ranks=across_ranks)
             run.seconds += perf_counter() - start
+            if across_ranks:
+                _share_buffers(run.model)
             tested = evaluate(run.model, test_batches, amp=run.amp, across_ranks=across_ranks)
+            _check_finite(run, trained, tested)
             best = tested.accuracy > max((e.test_accuracy for e in run.history), default=-1)
             run.end_epoch(trained, tested)
             run.save(best=best)
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give every rank rank 0's buffers, which are those that a checkpoint holds.
+
+    DDP does so when the next forward pass in training mode begins: after an epoch, each rank has
+    the running statistics of its own last batch, and would evaluate a model of its own.
+    """
+    for buffer in model.buffers():
+        of_rank_0 = buffer.contiguous()
+        dist.broadcast(of_rank_0, 0)
+        buffer.copy_(of_rank_0)
+
+
+def _check_finite(run: Run, *metrics: Metrics) -> None:
+    """Stop all ranks alike before a checkpoint with NaN takes a good one's place."""
+    weights = torch.stack([p.detach().isfinite().all() for p in run.model.parameters()]).all()
+    losses = [m.loss for m in metrics]
+    if not (weights and all(map(math.isfinite, losses))):
+        raise FloatingPointError(
+            f"Diverged in epoch {run.epoch + 1}, step {run.step:,}: loss "
+            f"{' and test loss '.join(map(str, losses))}, weights "
+            f"{'finite' if weights else 'nan or inf'}; not saved, and earlier checkpoints are as "
+            f"they were. Try a lower learning rate than lr={run.settings['lr']:g}."
+        )
 
 
 def train_epoch(
@@ -481,7 +525,9 @@ def _check_checkpoints(
         if named or every is not None:
             raise ValueError("checkpoint_dir=None: name the folder of the checkpoints.")
         return
-    if Path(folder).is_file():
+    if not os.fspath(folder):
+        raise ValueError("checkpoint_dir='': name a folder.")
+    if Path(folder).exists() and not Path(folder).is_dir():
         raise NotADirectoryError(f"checkpoint_dir={str(folder)!r} is a file: name a folder.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):

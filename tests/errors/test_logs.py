@@ -120,6 +120,11 @@ saved module.pt: all keys matched
 """,
     "a build": "gcc: fatal error: cannot execute 'cc1plus': No such file or directory",
     "a database": "sqlite3.OperationalError: database is locked",
+    "cuDNN under TensorFlow": "Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDA under llama.cpp": """
+CUDA error: an illegal memory access was encountered
+  current device: 0, in function ggml_backend_cuda_synchronize at ggml-cuda.cu:2446
+""",
     "another program's port": "OSError: [Errno 99] error while attempting to bind on the address",
 }
 
@@ -136,7 +141,6 @@ def forget():
     """What was worked out of a catalogue, for another one."""
     for cached in (
         errors._squeezed_patterns,
-        errors._any_beginning,
         errors._words,
         errors._weights,
     ):
@@ -184,6 +188,29 @@ def test_a_special_entry_is_told_instead_of_the_general_one():
 
 
 @pytest.mark.usefixtures("small")
+def test_a_general_entry_gives_way_only_where_it_is_the_same_error():
+    special, general = "Error: could not load the state", "Error: could not save the state"
+    lines = "step\n" * (errors.NEAR + 1)
+    assert found(f"{general}\n{lines}{special}") == ["general", "special"]
+    assert found(f"{special}\n{lines}{general}") == ["special", "general"]
+    assert found(f"{special}\n{lines}{special}") == ["special"]
+    assert found(f"{general}\n{lines[10:]}{special}") == ["special"]
+    # One message of many lines: no other error is named in between.
+    assert found(f"{general}\n{lines}could not load the state") == ["special"]
+
+
+KEYS = ", ".join(f'"{{}}layer1.{i}.conv1.weight"' for i in range(200))
+
+
+@pytest.mark.parametrize("width", [80, 120, 100_000])
+def test_a_message_that_a_window_cut_into_hundreds_of_lines_is_one_error(width):
+    text = f"Error(s) in loading state_dict for Net: Missing key(s) in state_dict: {KEYS}. "
+    text += f"Unexpected key(s) in state_dict: {KEYS.replace('{}', 'module.')}."
+    lines = [text[i : i + width].replace("{}", "") for i in range(0, len(text), width)]
+    assert found("\n".join(lines)) == ["module-prefix"]
+
+
+@pytest.mark.usefixtures("small")
 def test_a_gap_has_its_limit():
     assert found(f"port {'x' * errors.GAP} is taken") == ["other"]
     assert found(f"port {'x' * (errors.GAP + 1)} is taken") == []
@@ -196,6 +223,51 @@ def test_a_pattern_may_begin_with_what_is_also_a_prefix(monkeypatch):
     monkeypatch.setattr(errors, "catalogue", lambda: {"bus": entry})
     forget()
     assert found("[rank0]: ERROR: bus in worker") == ["bus"]
+
+
+# --- whose error it is ----------------------------------------------------------------------------
+
+OF = "Missing key(s) in state_dict: 'a'."
+SUMMARY = """ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_05:{}
+  host      : gpu07
+  rank      : {} (local_rank: 1)
+  exitcode  : -9 (pid: 4711)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        (f"[rank3]: {OF}", "rank 3"),
+        (f"\x1b[31m[rank3]:\x1b[0m {OF}", "rank 3"),
+        (f"2026-01-01 10:10:10,123 [rank12]: {OF}", "rank 12"),
+        (f"[1,2]<stderr>: {OF}", "rank 2"),
+        (SUMMARY.format("20:00", 5).partition(":\n")[2], "rank 5"),
+        ("srun: error: gpu07: task 2: Killed", "task 2"),
+        (OF, ""),
+        (f"weights[rank3] {OF}", ""),
+        (f"[rank0]: loading\n{OF}", ""),
+    ],
+)
+def test_a_match_names_the_rank_that_its_line_names(text, rank):
+    (match,) = find(text)
+    assert match.rank == rank
+    assert (f", of {rank}: " in explain(text)) == bool(rank)
+
+
+def test_who_failed_first_is_told_if_torchrun_or_srun_say_so():
+    first = "torchrun says that rank 5 failed first."
+    assert first in explain(SUMMARY.format("20:00", 5))
+    # The logs of two hosts, one after the other.
+    assert first in explain(SUMMARY.format("20:31", 0) + SUMMARY.format("20:00", 5))
+    assert "srun names is task 2 on gpu07: Exited with exit code 1." in explain(
+        f"{OF}\nsrun: error: gpu07: task 2: Exited with exit code 1\n"
+        "srun: error: gpu07: task 3: Terminated\n"
+    )
+    assert "first" not in explain(OF).partition("Why:")[0]
 
 
 # --- when nothing is found ----------------------------------------------------------------------

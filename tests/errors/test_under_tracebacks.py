@@ -149,25 +149,7 @@ def test_an_error_of_launch_names_the_entry_of_the_ranks_own_error():
 
 
 def test_a_command_that_pytorch_ends_names_the_entry_after_the_traceback(monkeypatch):
-    def train(options):
-        load_from_a_wrapper()
-
-    monkeypatch.setattr(cli, "_train", train)
+    monkeypatch.setattr(cli, "_doctor", lambda options: load_from_a_wrapper())
     with pytest.raises(RuntimeError) as caught:
-        cli.main(["train"])
+        cli.main(["doctor"])
     assert caught.value.__notes__ == [THE_LINE]
-
-
-def test_a_command_that_a_rank_ends_names_the_entry_after_the_message(monkeypatch, capsys):
-    def train(options):
-        error = LaunchError("rank 1 of 2 failed with RuntimeError", rank=1)
-        error.add_note(THE_LINE)
-        raise error
-
-    monkeypatch.setattr(cli, "_train", train)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train"])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == (
-        f"torchladder train: rank 1 of 2 failed with RuntimeError\n\n{THE_LINE}\n"
-    )

@@ -42,6 +42,7 @@ def test_the_sheet_has_a_program_of_every_rung():
 def save_and_load(code, folder):
     """Run by a rank, since FSDP needs a group."""
     import os
+    import tempfile
 
     import torch
     import torch.distributed as dist
@@ -53,7 +54,14 @@ def save_and_load(code, folder):
     model, sharded, other = (torch.nn.Linear(4, 2) for _ in range(3))
     fully_shard(sharded, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
     first = sharded.weight.full_tensor().clone()
-    names = {"torch": torch, "os": os, "model": model, "sharded": sharded, **vars(state_dict)}
+    names = {
+        "torch": torch,
+        "os": os,
+        "tempfile": tempfile,
+        "model": model,
+        "sharded": sharded,
+        **vars(state_dict),
+    }
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     names |= {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.LinearLR(optimizer)}
     names |= {"scaler": torch.amp.GradScaler("cpu", enabled=False), "epoch": 1, "batch": 2}
@@ -68,8 +76,11 @@ def save_and_load(code, folder):
     gathered = names["state"]["weight"].clone()
     torch.nn.init.zeros_(sharded.weight)
     exec(f"whole = StateDictOptions(full_state_dict=True)\n{load}", names)
+    with open("run.tmp", "w") as own:
+        own.write("my notes")
     exec(resume, names)
     return {
+        "files": sorted(os.listdir()),
         "all that a run is": sorted(torch.load("run.pt")),
         "without prefixes": torch.equal(other.weight, model.weight),
         "FSDP gives the whole": torch.equal(gathered, first),
@@ -83,8 +94,9 @@ def test_the_code_that_saves_and_loads_does_so(tmp_path):
     assert len(code) == 4
     [found] = launch(save_and_load, code, str(tmp_path), nprocs=1, backend="gloo")
     assert found == {
+        "files": ["model.pt", "run.pt", "run.tmp"],  # the user's own is left alone
         "all that a run is": [
-            "batch", "epoch", "model", "optimizer", "rng", "scaler", "schedule",
+            "batch", "epoch", "gpu_rng", "model", "optimizer", "rng", "scaler", "schedule",
         ],
         "without prefixes": True,
         "FSDP gives the whole": True,
@@ -114,7 +126,7 @@ def test_the_commands_have_options_that_the_programs_know(monkeypatch):
         monkeypatch.setattr(cli, f"_{words[0]}", lambda arguments: called.append(arguments) or 0)
         with pytest.raises(SystemExit, match="0"):
             cli.main(words)
-    assert len(called) == len(ours) == 4
+    assert len(called) == len(ours) == 3
 
 
 def test_the_ten_errors_are_entries_of_the_clinic_with_their_fix():

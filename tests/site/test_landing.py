@@ -71,6 +71,12 @@ def test_the_error_that_is_shown_has_the_answer_of_the_error_clinic(markup):
     assert link["href"] == f"../notebooks/{error.page}.html#{error.id}"
 
 
+def test_who_copies_dataparallel_from_the_page_reads_that_pytorch_recommends_another():
+    text = (ROOT / "book/index.md").read_text(encoding="utf-8")
+    below = text[text.index("{changes} 2_gpu.py 3_dp.py") : text.index("## Paste an error")]
+    assert re.search(r"PyTorch\s+\[recommends rung 4\]", below)
+
+
 # --- in a browser --------------------------------------------------------------------------------
 
 

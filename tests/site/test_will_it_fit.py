@@ -85,7 +85,9 @@ def speed(of, ranks, rung):
     seconds = estimating.computing_seconds(
         of["batch"] * flops, of["peak"] * 1e12, utilisation=of["utilisation"] / 100
     )
-    nbytes = of["params"] * (size.gradient if rung == "ddp" else size.cast)
+    # FSDP gathers weights twice, cast, and reduces gradients once, as wide as DDP's.
+    mean = (2 * size.cast + size.gradient) / 3
+    nbytes = of["params"] * (size.gradient if rung == "ddp" else mean)
     link = of["latency"] / 1e6, of["bandwidth"] * 1e9
     options = {"overlap": of["overlap"], "scaling": of["scaling"], "rung": rung}
     gain = estimating.speed_up(seconds, nbytes, ranks, *link, **options)
@@ -104,9 +106,10 @@ def lines(after):
 
 def test_the_first_table_is_the_packages():
     columns = memories(settings())
-    names = {"16-bit copies": "casts", "at most": "total", "at least": "at_least"}
+    names = {"16-bit copies": "casts", "Adam's copy": "step"}
+    names |= {"at most": "total", "at least": "at_least"}
     parts = ["parameters", "gradients", "optimizer", "activations", "16-bit copies"]
-    parts += ["communication", "at most", "at least"]
+    parts += ["communication", "Adam's copy", "at most", "at least"]
     rows = [
         row(part, *(f"{getattr(memory, names.get(part, part)) / 1e9:.1f}" for memory in columns))
         for part in parts
@@ -231,6 +234,36 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     assert totals[1] <= 0.9 * 15.6e9 < totals[0]
     follow(page, "model=70b&batch=64")
     assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-says").inner_text()
+
+
+@pytest.mark.slow
+def test_layers_and_hidden_size_count_the_parameters(page):
+    shown = {name: page.locator(f"#fit-{name}") for name in ("params", "block", "layers", "model")}
+    page.locator("#fit-hidden").fill("2048")
+    shown["layers"].fill("24")
+    assert [field.input_value() for field in shown.values()] == ["1.31B", "50.4M", "24", "own"]
+    of = settings(page.url.partition("#")[2])
+    assert column(page, 2)[-3] == f"{memories(of)[0].total / 1e9:.1f}"
+    shown["params"].fill("1.4B")  # a real model may differ from the formula
+    assert shown["layers"].input_value() == "24"
+    link = page.url.partition("#")[2]
+    follow(page, "")
+    follow(page, link)
+    assert [field.input_value() for field in shown.values()] == ["1.4B", "50.4M", "24", "own"]
+    shown["model"].select_option("7b")
+    assert shown["params"].input_value() == "6.74B"
+    shown["model"].select_option("resnet50")
+    page.locator("#fit-kind").select_option("transformer")
+    assert shown["params"].input_value() == "6.57B"  # of the sizes, which were those of 7B
+
+
+@pytest.mark.slow
+def test_fsdp_sends_as_much_as_ddp_if_only_its_weights_have_16_bits(page):
+    for precision, more in [("amp", 1), ("fp32", 1.5), ("bf16", 1.5)]:
+        follow(page, f"precision={precision}&overlap=0&latency=0&time=measured&ms=1&gpus=2")
+        ms = page.locator(".speed-table .chosen td").all_inner_texts()
+        ddp, fsdp = (float(ms[i].replace(",", "")) - 1 for i in (1, 4))
+        assert fsdp == pytest.approx(more * ddp, rel=0.01)
 
 
 @pytest.mark.slow

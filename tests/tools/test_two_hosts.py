@@ -63,6 +63,7 @@ def test_rung_4_trains_across_two_hosts_as_well_as_in_one_process(tmp_path):
 
 
 @HERE
+@pytest.mark.slow
 def test_hosts_have_names_and_addresses_and_reach_only_each_other():
     look = "import socket; print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))"
     out = "import socket; socket.create_connection(('192.0.2.1', 9), 2)"
@@ -98,6 +99,7 @@ SEND = """
 
 
 @HERE
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "count", "least", "most"),
     [
@@ -119,15 +121,17 @@ MAKER = """
     import os, signal, sys, time
     sys.path.insert(0, "tools")
     import two_hosts
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
     with two_hosts.two_hosts(delay=0.001) as (first, second):
-        job = second.start(["sh", "-c", "echo started; sleep 300"])
+        job = second.start(["sh", "-c", "echo started; sleep 50"])
         job.until("started", 30)
         print(second.pids()[-1], flush=True)
-        time.sleep(300)
+        time.sleep(50)  # what ends a test that waits in vain
 """
 
 
 @HERE
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_nothing_stays_behind_when_the_maker_is_stopped(number):
     command = [sys.executable, "-c", textwrap.dedent(MAKER)]
@@ -148,6 +152,7 @@ def test_nothing_stays_behind_when_the_maker_is_stopped(number):
 
 
 @HERE
+@pytest.mark.slow
 def test_a_block_that_fails_leaves_nothing():
     def fail():
         with two_hosts.two_hosts() as (first, _):
@@ -160,6 +165,7 @@ def test_a_block_that_fails_leaves_nothing():
 
 
 @HERE
+@pytest.mark.slow
 def test_waiting_for_words_that_never_come_shows_what_came():
     with two_hosts.two_hosts() as (first, _):
         job = first.start(["echo", "something else"])
