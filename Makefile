@@ -16,7 +16,7 @@ REPORTS := _build/reports
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test quick lint notebooks package site tools refresh record pack kaggle test-kaggle test-colab test-oldest test-long weekly bench bench-full linkcheck gettext dist publish venv clean
+.PHONY: help book pdf zip test quick lint notebooks package site tools refresh record pack kaggle test-oldest test-long bench dist publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,12 +42,11 @@ lint: venv
 _build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
 	rm -rf $(HTML) _build/.doctrees
 
-# Each also lands in the site's folder download/, which `make site` removes.
-pdf: book  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
+pdf: venv  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
 	$(BIN)/python tools/pdf.py
 
 zip: book  ## write the site to read without network, _build/the-device-ladder.zip
-	$(BIN)/python tools/site_zip.py
+	cd $(HTML) && $(CURDIR)/$(BIN)/python -m zipfile -c ../the-device-ladder.zip .
 
 # Here and below, two tests at a time with a thread each: threads that wait for a busy core are very slow.
 # PyTorch asks for the name of 127.0.0.1; a name server that is slow to answer costs 5 s without this.
@@ -79,62 +78,35 @@ refresh: venv  ## run every chapter and store its outputs
 record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
 	$(BIN)/python tools/record.py $(MACHINE)
 
+# PyTorch, torchvision, matplotlib and pytest have to be there. Wheels for a newer glibc might not run.
+FASHION ?= /usr/share/datasets/fashion-mnist
+FOR ?= --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64
 pack: venv  ## put what a machine without network needs to be recorded into dist/offline
-	$(BIN)/python tools/pack_offline.py
+	rm -rf dist/offline && mkdir -p dist/offline/wheels
+	$(BIN)/pip download --only-binary=:all: $(FOR) --dest dist/offline/wheels -r tools/offline.txt
+	cp $(FASHION)/*.gz dist/offline
+	git rev-parse HEAD > dist/offline/commit
 
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, and how to push it, to dist/kaggle
 	$(BIN)/python tools/hosted_notebooks.py
-	$(BIN)/python tools/kaggle_record.py
 
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
 	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package site tools" test
 
-weekly:  ## make test with the newest version of everything, and a report of what is new and what differs
-	rm -rf .venv-newest $(REPORTS)
-	$(MAKE) VENV=.venv-newest CONSTRAINTS= test; status=$$?; mkdir -p $(REPORTS); \
-	.venv-newest/bin/python tools/weekly_report.py > $(REPORTS)/weekly.md && cat $(REPORTS)/weekly.md; exit $$status
-
-test-kaggle: venv  ## run those notebooks as Kaggle would, on the oldest torch and the newest; 15 minutes
-	$(BIN)/python tools/hosted_stand_in.py kaggle
-
-test-colab: venv  ## run those notebooks as Colab would, on its versions
-	$(BIN)/python tools/hosted_stand_in.py colab
-
-test-long: venv  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray with two workers
+test-long: venv  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
 
-# PyTorch asks for the name of 127.0.0.1 here, too.
-BENCH := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
-
-bench: book  ## measure the book's tools against their peers; under five minutes, on a quiet machine
-	$(BENCH) --quick
-
-bench-full: book  ## the same with more and larger runs, which the site shows; forty minutes
-	$(BENCH)
-
-linkcheck: venv  ## ask every site that the book links to whether the page is still there
-	$(BIN)/jupyter-book config sphinx .
-	PYTHONPATH=book/_ext $(BIN)/sphinx-build -q -b linkcheck --keep-going . _build/linkcheck
-
-gettext: venv  ## collect all that a translator translates, in _build/gettext
-	$(BIN)/jupyter-book config sphinx .
-	PYTHONPATH=book/_ext $(BIN)/sphinx-build -q -b gettext . _build/gettext
-	$(BIN)/pybabel -q extract -o _build/gettext/extensions.pot book/_ext
-
-# make book-zh_CN: the edition of the catalogues in locales/zh_CN
-book-%: venv
-	$(BIN)/jupyter-book config sphinx .
-	PYTHONPATH=book/_ext $(BIN)/sphinx-build -q -E -W -n --keep-going -D language=$* . _build/$*
+bench: venv  ## measure the book's tools against their peers; minutes, on a quiet machine
+	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(GROUPS)
 
 # In an environment of its own, which needs no PyTorch.
-dist:  ## build and check the wheel and the sdist, in dist; make dist TAG=v1.2.3 also checks that all is of that version
+dist:  ## build and check the wheel and the sdist, in dist
 	$(PYTHON) -m venv .venv-dist
 	.venv-dist/bin/pip install --quiet build twine
 	rm -rf dist/torchladder-*
 	.venv-dist/bin/python -m build --outdir dist
 	.venv-dist/bin/twine check --strict dist/torchladder-*
-	$(if $(TAG),$(PYTHON) tools/release_notes.py $(TAG) > dist/notes.md)
 
 # As one commit without a history, since what was published before is not worth its space.
 publish:  ## push the site that make book has built to the branch gh-pages, from which Kaggle and Colab fetch notebooks

@@ -1,8 +1,8 @@
-"""Run the benchmarks: ``make bench``, which takes minutes, or ``make bench-full``.
+"""Run the benchmarks: ``make bench``, which takes minutes, or ``benchmarks/run.py --full``.
 
-The full ones write ``results.json`` and the site's tables and curves of it. The quick ones have
-fewer and smaller runs: they are printed beside the stored ones, and the site does not show them.
-Leave the machine alone meanwhile.
+The full ones write ``results.json`` and the site's tables of it. The others have fewer and smaller
+runs: they are printed beside the stored ones, and the site does not show them. Leave the machine
+alone meanwhile.
 """
 
 import argparse
@@ -24,10 +24,8 @@ RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
 # For each, measure(full) of the module of that name gives a list of results.
 GROUPS = (
-    "launching", "loading", "loop", "posts_epoch", "rungs", "ddp_costs", "imports", "checkpoints",
-    "kills", "building", "pages",
+    "launching", "loading", "loop", "posts_epoch", "rungs", "ddp_costs", "checkpoints", "kills",
 )  # fmt: skip
-FULL_ONLY = ("ddp_costs", "building")
 
 
 def machine():
@@ -84,10 +82,9 @@ def main(names, full):
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller runs; not stored")
+    parser.add_argument("--full", action="store_true", help="more and larger runs, and store them")
     parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; all if none is named")
     chosen = parser.parse_args()
     if unknown := set(chosen.groups) - set(GROUPS):
         parser.error(f"no benchmark {', '.join(unknown)}: choose from {', '.join(GROUPS)}")
-    quick_ones = [name for name in GROUPS if name not in FULL_ONLY]
-    main(chosen.groups or (quick_ones if chosen.quick else GROUPS), full=not chosen.quick)
+    main(chosen.groups or GROUPS, full=chosen.full)
