@@ -135,9 +135,13 @@ def _log(name: str) -> str:
     """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
     if name != "-" and not os.path.exists(name):
         raise BadInput(_no_such(name))
+    if name != "-" and Path(name).is_char_device():  # /dev/zero never ends
+        raise BadInput(f"{name} is a device: give the file of a log, or - for the standard input.")
     text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     if not text.strip():
         raise BadInput("nothing to read there. Errors go to the standard error: add 2>&1.")
+    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
+        raise BadInput(f"{name} holds no text. If it is a checkpoint: torchladder inspect {name}")
     of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
     return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
