@@ -36,6 +36,11 @@ BAD_INPUT = {
     "fix '' -o x.pt": "path is empty",
     "fix nosuch.pt -o x.pt": "nosuch.pt",
     "fix a_file -o x.pt --for nosuch:Net": "--for nosuch:Net: ModuleNotFoundError",
+    "doctor --json x.json": "--json goes with --distributed, under torchrun",
+    "doctor --timeout 5": "--timeout goes with --distributed, under torchrun",
+    "doctor --program .": "--program goes with --distributed, under torchrun",
+    "doctor --distributed --json ''": "--json is empty",
+    "doctor --distributed --program ''": "--program is empty",
 }
 
 
@@ -47,7 +52,7 @@ def test_bad_input_gets_one_sentence(command, capsys, tmp_path, monkeypatch):
     status, out, err = answer(capsys, *shlex.split(command))
     assert status == 2
     assert out.count("\n") <= 1
-    assert re.fullmatch(r"torchladder (inspect|fix): .*\n", err)
+    assert re.fullmatch(r"torchladder (inspect|fix|doctor): .*\n", err)
     assert BAD_INPUT[command] in err
 
 
@@ -56,6 +61,53 @@ def test_bad_input_ends_the_command_without_a_traceback():
     done = run("inspect", "nosuch.pt")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"torchladder inspect: .*nosuch.pt.*\n", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["inspect x.pt", "doctor", "explain -"])
+def test_a_reader_who_has_left_ends_the_command_quietly(command, tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
+    for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
+        reads, writes = os.pipe()
+        os.close(reads)
+        done = subprocess.run(
+            [sys.executable, "-m", "torchladder", *command.split()],
+            input=b"KeyError: 'x'", stdout=writes, stderr=subprocess.PIPE, cwd=tmp_path,
+            timeout=60, env={**without_buffering_set(), **buffered},
+        )  # fmt: skip
+        os.close(writes)
+        assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.slow
+def test_fix_says_that_the_file_is_written_if_its_report_cannot_be(tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
+    for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "torchladder", "fix", "x.pt", "-o", "y.pt"],
+                stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60,
+                env={**without_buffering_set(), **buffered},
+            )  # fmt: skip
+        why = "No space left on device"
+        sentence = f"torchladder fix: y.pt is written, but the report cannot be printed: {why}\n"
+        assert (done.returncode, done.stderr) == (2, sentence)
+        assert torch.load(tmp_path / "y.pt").keys() == {"w"}
+
+
+def without_buffering_set():
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.slow
+def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "モデル.pt")
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = run("inspect", "モデル.pt", cwd=tmp_path, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "A plain state dict" in done.stdout
+    done = run("doctor", cwd=tmp_path, env=ascii_only)
+    assert "Traceback" not in done.stderr
 
 
 def copy_of_the_package(folder):

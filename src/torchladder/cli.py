@@ -25,9 +25,16 @@ class BadInput(Exception):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends it with one sentence and exit status 2."""
     options = _parser().parse_args(arguments)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - there is none if it is closed
+    if hasattr(sys.stdout, "reconfigure"):  # not where a test or a notebook has put its own
+        sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
+    text = ""
     try:
         with _bad_input():
-            sys.exit(options.run(options) or 0)
+            status = options.run(options) or 0
+            sys.stdout.flush()  # here its errors can be told
+    except BrokenPipeError:  # who read it has left, as head does
+        status = 141  # what a shell says of a program that SIGPIPE has ended
     except BadInput as error:
         status, text = 2, error
     except KeyboardInterrupt:
@@ -37,7 +44,12 @@ def main(arguments: list[str] | None = None) -> None:
 
         note(error)
         raise
-    print(f"torchladder {options.command}: {text}", file=sys.stderr)
+    if text:
+        print(f"torchladder {options.command}: {text}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again at the end, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 
@@ -51,6 +63,8 @@ def _bad_input() -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         ours = frame.filename.startswith(os.path.dirname(__file__) + os.sep)
@@ -69,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     add = doctor.add_argument
     add("--distributed", action="store_true", help="under torchrun: check all hosts together")
-    add("--timeout", type=float, default=60, metavar="SECONDS",
+    add("--timeout", type=float, metavar="SECONDS",
         help="with --distributed: how long a rank may take to answer (60)")  # fmt: skip
     add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
         " training program, that must be alike on all hosts")  # fmt: skip
@@ -92,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     inspect.set_defaults(run=_inspect)
     add = inspect.add_argument
-    add("--verify", action="store_true", default=None, help="check the numbers too: reads all")
+    add("--verify", action="store_true", default=None, help="check the numbers too: reads"
+        " all. Exit status 1 if one is NaN or infinite")  # fmt: skip
 
     fix = commands.add_parser(
         "fix", help="turn any checkpoint into a plain state dict", parents=[source],
@@ -120,7 +135,6 @@ def _explain(options: argparse.Namespace) -> int:
     """
     from torchladder import errors
 
-    sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
     what = options.what or ("" if sys.stdin.isatty() else "-")
     if what in errors.catalogue():
         print(errors.catalogue()[what])
@@ -135,9 +149,13 @@ def _log(name: str) -> str:
     """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
     if name != "-" and not os.path.exists(name):
         raise BadInput(_no_such(name))
+    if name != "-" and Path(name).is_char_device():  # /dev/zero never ends
+        raise BadInput(f"{name} is a device: give the file of a log, or - for the standard input.")
     text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     if not text.strip():
         raise BadInput("nothing to read there. Errors go to the standard error: add 2>&1.")
+    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
+        raise BadInput(f"{name} holds no text. If it is a checkpoint: torchladder inspect {name}")
     of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
     return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
@@ -158,13 +176,15 @@ def _no_such(name: str) -> str:
 # --- inspect and fix ----------------------------------------------------------------------------
 
 
-def _inspect(options: argparse.Namespace) -> None:
+def _inspect(options: argparse.Namespace) -> int:
     """Say what is in a checkpoint: kind, keys, shapes, dtypes, devices, which wrapper put what
     before the keys, and what to do next. No code in the file is run.
     """
     from torchladder.checkpoints import inspect_checkpoint
 
-    print(inspect_checkpoint(options.path, verify=options.verify))
+    found = inspect_checkpoint(options.path, verify=options.verify)
+    print(found)
+    return 1 if options.verify and found.not_finite else 0
 
 
 def _fix(options: argparse.Namespace) -> None:
@@ -174,9 +194,19 @@ def _fix(options: argparse.Namespace) -> None:
     """
     from torchladder.checkpoints import fix_checkpoint
 
-    model = _model_named(options.model) if options.model else None
+    if options.partial and options.model is None:
+        raise BadInput("--partial goes with --for: it writes what fits that model.")
+    model = None if options.model is None else _model_named(options.model)
     choices = {"key": options.key, "strict": not options.partial}
-    print(fix_checkpoint(options.path, options.target, model=model, **choices))
+    report = fix_checkpoint(options.path, options.target, model=model, **choices)
+    try:
+        print(report, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BadInput(
+            f"{options.target} is written, but the report cannot be printed: {error.strerror}"
+        ) from error
 
 
 def _model_named(name: str):
@@ -192,6 +222,11 @@ def _model_named(name: str):
                 model = make()
         except RuntimeError:  # it computes with its weights
             model = make()
+    except SystemExit:
+        raise BadInput(
+            f"--for {name}: importing {module} ran its top-level code, which ended the program. "
+            "Put that code under if __name__ == '__main__'."
+        ) from None
     except Exception as error:  # of the user's module, in whatever way
         raise BadInput(
             f"--for {name}: {type(error).__name__}: {error}. Give module:Model, importable from "
@@ -207,10 +242,17 @@ def _model_named(name: str):
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print versions, devices, data sets and every problem found; 1 if there is a problem."""
+    for name in ("timeout", "program", "json"):
+        value = getattr(options, name)
+        if value == "":
+            raise BadInput(f"--{name} is empty.")
+        if value is not None and not options.distributed:
+            raise BadInput(f"--{name} goes with --distributed, under torchrun.")
     if options.distributed:
         from torchladder import preflight
 
-        status = preflight.run(options.timeout, options.program, options.json)
+        timeout = 60 if options.timeout is None else options.timeout
+        status = preflight.run(timeout, options.program, options.json)
         sys.stdout.flush()
         os._exit(status)  # a thread may hang in a collective, and would keep the process here
 

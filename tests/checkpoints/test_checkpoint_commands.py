@@ -24,6 +24,14 @@ def test_inspect_prints_the_report(tmp_path, capsys):
     assert "checksums   right, of 11 storages" in printed.out
 
 
+def test_inspect_verify_fails_if_a_number_is_not_finite(tmp_path, capsys):
+    path = saved(tmp_path, {"w": torch.tensor([1.0, float("nan")])})
+    for arguments, status in ([path], 0), ([path, "--verify"], 1):
+        code, printed = command(capsys, "inspect", *arguments)
+        assert code == status
+        assert "not finite  NaN or inf in 1 of 1 tensors: w (1)" in printed.out
+
+
 def test_fix_takes_a_model_from_the_current_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -54,12 +62,30 @@ def test_fix_takes_a_model_from_the_current_folder(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.parametrize(
+    "code", ["import sys; sys.exit(3)", "import argparse; argparse.ArgumentParser().parse_args()"]
+)
+def test_a_script_that_ends_the_program_when_it_is_imported(code, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["torchladder", "fix", "x.pt"])
+    monkeypatch.delitem(sys.modules, "scr", raising=False)
+    (tmp_path / "scr.py").write_text(code)
+    code, printed = command(capsys, "fix", plain(tmp_path), "-o", "y.pt", "--for", "scr:Net")
+    assert code == 2
+    assert "--for scr:Net: importing scr ran its top-level code, which ended" in printed.err
+    assert "under if __name__ == '__main__'." in printed.err
+    assert not (tmp_path / "y.pt").exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["inspect", "no.pt"], "No such file or directory: 'no.pt'"),
         (["fix", "no.pt", "-o", "y.pt"], "No such file or directory: 'no.pt'"),
         (["fix", "x.pt", "-o", "x.pt"], "x.pt is the source"),
         (["fix", "x.pt", "-o", "y.pt", "--key", "ema"], "no weights under 'ema'"),
+        (["fix", "x.pt", "-o", "y.pt", "--for", ""], "--for : ValueError: Empty module name"),
+        (["fix", "x.pt", "-o", "y.pt", "--partial"], "--partial goes with --for"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Fixing writes a plain state dict, or nothing."""
 
+import json
 import os
 import resource
 import subprocess
@@ -15,6 +16,7 @@ from checkpoint_files import (
     saved,
     weights_at_the_top_with_others_beside,
 )
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
 
@@ -169,3 +171,67 @@ def test_extra_state_is_kept(tmp_path):
     assert model.seen == 7
     with pytest.raises(CheckpointError, match="'_extra_state' is dict of 1"):
         fix_checkpoint(path, tmp_path / "y.safetensors")
+
+
+def test_a_diverged_model_is_written_and_said_to_be_one(tmp_path):
+    state = net().state_dict()
+    state["conv.weight"][0] = float("nan")
+    report = fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
+    assert report.not_finite == {"conv.weight": 27}
+    assert "not finite  NaN or inf in 1 of 11 tensors: conv.weight (27)" in repr(report)
+    assert fix_checkpoint(plain(tmp_path), tmp_path / "y.pt").not_finite == {}
+
+
+SHARDS = {
+    "model.safetensors": ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+    "pytorch_model.bin": ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+}
+
+
+@pytest.mark.parametrize("whole", SHARDS)
+def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    homes = {}
+    for name, part in zip(SHARDS[whole], ["embed", "head"], strict=True):
+        state = {f"{part}.weight": torch.ones(2)}
+        save_file(state, folder / name) if "safe" in whole else torch.save(state, folder / name)
+        homes[f"{part}.weight"] = name
+    shard, index = folder / SHARDS[whole][0], folder / f"{whole}.index.json"
+    text = f"one of 2 shards of a model. For the whole, name the folder, or {whole}.index.json in "
+    with pytest.raises(CheckpointError, match=text):
+        fix_checkpoint(shard, tmp_path / "y.pt")
+    assert text[:-4] in " ".join(repr(inspect_checkpoint(shard)).split())
+    embed = nn.ModuleDict({"embed": nn.LayerNorm(2, bias=False)})
+    assert list(fix_checkpoint(shard, tmp_path / "y.pt", model=embed).names) == ["embed.weight"]
+
+    (folder / "training_args.bin").write_bytes(b"of no interest")
+    (folder / SHARDS[whole][1]).rename(tmp_path / "second")
+    message = f"1 of 2 shards, and no {whole}.index.json, which says what is in which"
+    with pytest.raises(CheckpointError, match=message):
+        fix_checkpoint(folder, tmp_path / "y.pt")
+    (tmp_path / "second").rename(folder / SHARDS[whole][1])
+    index.write_text(json.dumps({"weight_map": homes}))
+    fix_checkpoint(folder, tmp_path / "z.pt")
+    assert list(torch.load(tmp_path / "z.pt")) == list(homes)
+
+
+def test_what_is_left_out_has_the_files_order(tmp_path):
+    state = {f"{name}.weight": torch.zeros(1) for name in "hdbfaceg"} | net().state_dict()
+    report = fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt", model=net())
+    assert [key[0] for key in report.dropped] == list("hdbfaceg")
+
+
+@pytest.mark.parametrize("name", ["x\udcff.pt", "old\udcff.pt", "x\udcff.safetensors"])
+def test_a_name_that_is_not_utf8_is_a_name(name, tmp_path):
+    state, options = {"w": torch.ones(2)}, {}
+    if name.endswith(".safetensors"):
+        save_file(state, tmp_path / "x")
+    else:
+        options = {"_use_new_zipfile_serialization": not name.startswith("old")}
+        torch.save(state, tmp_path / "x", **options)
+    (tmp_path / "x").rename(tmp_path / name)
+    assert list(inspect_checkpoint(tmp_path / name, verify=True).keys) == ["w"]
+    for target in ("y\udcff.pt", "y\udcff.safetensors"):
+        fix_checkpoint(tmp_path / name, tmp_path / target)
+        assert torch.equal(inspect_checkpoint(tmp_path / target).keys["w"], state["w"])

@@ -82,3 +82,32 @@ def test_what_torch_would_refuse_to_import_is_reported(tmp_path):
         path = GOOD[kind][0](tmp_path / kind)
         ours = set(inspect_checkpoint(path).imports)
         assert ours == set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+
+
+def test_numbers_that_are_not_finite_are_counted_by_key(tmp_path):
+    state = {"good": torch.zeros(3), "count": torch.tensor(7)}
+    state["bad"] = torch.tensor([1.0, float("nan"), float("inf")])
+    state["half"] = torch.full((2, 5), -float("inf"), dtype=torch.bfloat16).T
+    state["eight"] = torch.tensor([float("nan"), 1.0]).to(torch.float8_e4m3fn)
+    for path in (saved(tmp_path, {"model": state}), tmp_path / "x.safetensors"):
+        if path.suffix == ".safetensors":
+            save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
+        found = inspect_checkpoint(path)
+        assert found.not_finite == {"bad": 2, "half": 10, "eight": 1}
+        text = " ".join(repr(found).split())
+        assert "not finite NaN or inf in 3 of 5 tensors: " in text
+        assert "bad (2)" in text
+    assert "not finite" not in repr(inspect_checkpoint(plain(tmp_path)))
+
+
+def test_one_number_shown_a_billion_times_is_looked_at_once(tmp_path):
+    state = {"w": torch.full((1,), float("nan")).expand(10**6, 10**6)}
+    assert inspect_checkpoint(saved(tmp_path, state), verify=True).not_finite == {"w": 1}
+
+
+def test_a_large_file_without_checksums_says_that_its_numbers_were_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchladder.checkpoints.inspecting.QUICK", 100)
+    save_file({"w": torch.full((100,), float("nan"))}, tmp_path / "x.safetensors")
+    found = inspect_checkpoint(tmp_path / "x.safetensors")
+    assert found.not_finite is None
+    assert "not read: verify=True (--verify) looks for NaN and inf" in repr(found)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchladder.checkpoints.keys import clean_names, match
+from torchladder.checkpoints.keys import clean_names, match, wrapper_of
 
 
 def shaped(*keys, shape=(2,)):
@@ -58,3 +58,10 @@ def test_ten_thousand_keys_are_matched_in_a_moment():
     keys = [f"layers.{i}.{part}.{n}" for i in range(1250) for part in "abcd" for n in ("w", "b")]
     found = match(shaped(*(f"module.{key}" for key in keys)), shaped(*(f"net.{k}" for k in keys)))
     assert len(found.names) == 10_000
+
+
+def test_model_is_lightnings_prefix_in_a_lightning_file_alone():
+    assert wrapper_of("model.", ["pytorch-lightning_version", "epoch"]) == "Lightning"
+    unknown = "a model with this one as a part"  # Hugging Face's causal language models, say
+    assert wrapper_of("model.", ["epoch"]) == unknown
+    assert wrapper_of("_orig_mod.model.") == f"torch.compile over {unknown}"

@@ -77,6 +77,7 @@ def test_an_unknown_error_has_the_status_1(explain):
         ([], None, "give a FILE with a log, pipe one in, or name an entry"),
         ([], b"\n \n", "add 2>&1"),
         (["."], b"", "Is a directory"),
+        (["/dev/full"], b"", "/dev/full is a device"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_one_sentence_and_the_status_2(explain, arguments, given, sentence):
@@ -85,6 +86,15 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, arguments, given,
     assert err.startswith("torchladder explain: ")
     assert sentence in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["random.pt", "an_archive"])
+def test_a_file_of_weights_is_for_another_command(explain, tmp_path, name):
+    (tmp_path / "random.pt").write_bytes(os.urandom(1000))
+    (tmp_path / "an_archive").write_bytes(b"PK\x03\x04 and so on")
+    status, _, err = explain(tmp_path / name)
+    assert status == 2
+    assert err.endswith(f"torchladder inspect {tmp_path / name}\n")
 
 
 @pytest.mark.parametrize("name", catalogue())

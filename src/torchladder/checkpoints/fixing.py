@@ -9,14 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from torchladder.checkpoints.inspecting import by_place, oversized, place
+from torchladder.checkpoints.inspecting import (
+    by_place,
+    not_finite,
+    not_finite_note,
+    oversized,
+    place,
+)
 from torchladder.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
 from torchladder.checkpoints.loading import match_model, misfit
 from torchladder.checkpoints.pickles import storage_id
-from torchladder.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
+from torchladder.checkpoints.reading import (
+    Checkpoint,
+    CheckpointError,
+    is_utf8,
+    open_checkpoint,
+    shard_note,
+)
 from torchladder.checkpoints.reports import counted, report, some
 from torchladder.checkpoints.state_dicts import (
     choose,
@@ -42,6 +54,7 @@ class FixReport:
     cloned: list[str]  # keys that showed a part of a larger storage
     devices: dict[str, int]  # how many tensors had been saved on which device
     tied: list[list[str]]  # keys that were one tensor and still are
+    not_finite: dict[str, int]  # how many numbers are NaN or infinite, by key
     verified: int  # how many tensors' numbers were compared with a checksum
     missing_keys: list[str]  # keys of the model that the file lacks, with strict=False
     mismatched_shapes: dict[str, tuple[tuple, tuple]]  # left out for them: file's, model's
@@ -63,6 +76,7 @@ class FixReport:
                 for device, count in self.devices.items()
                 if device != "cpu"
             ],
+            not_finite=not_finite_note(self.not_finite, len(self.names)),
             cloned=some(self.cloned),
             missing=counted(self.missing_keys),
             other_shape=counted(self.mismatched_shapes),
@@ -120,6 +134,8 @@ def fix_checkpoint(
     checkpoint = open_checkpoint(src)
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
+    if model is None and (note := shard_note(checkpoint.path)):
+        raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
     where, weights = choose(checkpoint.tree, checkpoint.path, key)
     found, rest = split(weights, checkpoint.path)
     if where:
@@ -127,7 +143,8 @@ def fix_checkpoint(
         rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
     dropped = {str(k): describe(value) for k, value in rest.items()}
     match = _match(checkpoint, found, model, strict)
-    for old in found.keys() - match.names.values():
+    taken = set(match.names.values())
+    for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
     values = {new: found[old] for new, old in match.names.items()}
     verified = _write(checkpoint, values, target)
@@ -142,6 +159,7 @@ def fix_checkpoint(
         cloned=oversized(values),
         devices=Counter(checkpoint.device(v) for v in values.values() if isinstance(v, Tensor)),
         tied=[keys for keys in by_place(values).values() if len(keys) > 1],
+        not_finite=not_finite(values),
         verified=verified,
         missing_keys=match.missing_keys,
         mismatched_shapes=match.mismatched_shapes,
@@ -227,5 +245,8 @@ def _write_safetensors(checkpoint: Checkpoint, values: Mapping[str, Any], path: 
         else:
             state[key] = value.clone(memory_format=torch.contiguous_format)
     count = checkpoint.verify(values.items())
-    save_file(state, path, notes)
+    if is_utf8(path):
+        save_file(state, path, notes)
+    else:
+        path.write_bytes(save(state, notes))
     return count

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchladder.checkpoints.keys import clean_names, removed_prefixes, wrapper_of
 from torchladder.checkpoints.pickles import StandIn, storage_id
-from torchladder.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint
+from torchladder.checkpoints.reading import (
+    Checkpoint,
+    CheckpointError,
+    open_checkpoint,
+    shard_note,
+)
 from torchladder.checkpoints.reports import report, some
 from torchladder.checkpoints.state_dicts import (
     choose,
@@ -38,7 +45,8 @@ class Inspection:
     state_dicts: list[str]  # the dotted key of each state dict, "" at the top
     weights_at: str | None  # the one that fix takes if no key is named; None without one
     keys: dict[str, Tensor]  # the tensors of that state dict
-    devices: dict[str, str]  # where each of them was when it was saved
+    devices: dict[str, str]  # where each of them was when it was saved, if the format says so
+    not_finite: dict[str, int] | None  # how many numbers are NaN or infinite; None: not read
     parameters: int  # numbers in them, buffers too; of tied tensors once
     prefixes: dict[str, int]  # of wrappers, and on how many keys each is
     model_class: str | None  # of a whole pickled model
@@ -58,13 +66,14 @@ class Inspection:
         return report(
             file=f"{self.path}: {self.format}, {in_bytes(self.size)}",
             checksums=self.checksums,
+            not_finite=not_finite_note(self.not_finite, len(self.keys)),
             holds=holds,
             or_take=[f"{name or 'the top level'}: --key {name or repr(name)}" for name in others],
             table="\n" + "\n".join([*_key_lines(self.keys), ""]) if self.keys else "",
             total=self._total() if self.keys else "",
             prefix=[
                 f"{prefix!r} on {count:,} of {len(self.keys):,} keys: put there by "
-                f"{wrapper_of(prefix, self.keys)}"
+                f"{wrapper_of(prefix, [*self.keys, *self.contents])}"
                 for prefix, count in self.prefixes.items()
             ],
             shared=[
@@ -83,7 +92,7 @@ class Inspection:
         size = in_bytes(sum({place(t): t.nbytes for t in self.keys.values()}.values()))
         devices = ", ".join(sorted({*self.devices.values()}))
         numbers = f"{len(self.keys):,} tensors, {self.parameters:,} numbers"
-        return f"{numbers}, {size}, saved on {devices}"
+        return f"{numbers}, {size}" + f", saved on {devices}" * bool(devices)
 
 
 def _key_lines(keys: Mapping[str, Tensor]) -> list[str]:
@@ -120,8 +129,8 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Inspe
     path : path
         A file, or the folder of a sharded checkpoint.
     verify : bool, optional
-        Compare the numbers with the checksums in the file. Reads all of it; by default only if
-        that is quick.
+        Compare the numbers with the checksums in the file, and look for NaN and inf. Reads all of
+        it; by default only if that is quick.
 
     Raises
     ------
@@ -162,7 +171,8 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Inspe
         state_dicts=list(there),
         weights_at=where,
         keys=keys,
-        devices={key: checkpoint.device(tensor) for key, tensor in keys.items()},
+        devices={k: checkpoint.device(t) for k, t in keys.items()} if checkpoint.devices else {},
+        not_finite=None,
         parameters=sum({place(tensor): tensor.numel() for tensor in keys.values()}.values()),
         prefixes=removed_prefixes(names),
         model_class=there[where].name if is_model(there.get(where)) else None,
@@ -171,7 +181,9 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Inspe
         imports=checkpoint.imports,
         advice=[],
     )
-    found.checksums = _checksums(checkpoint, verify or (verify is None and found.size < QUICK))
+    reads = verify or (verify is None and found.size < QUICK)
+    found.checksums = _checksums(checkpoint, reads)
+    found.not_finite = not_finite(keys) if reads else None
     found.advice = [note] if note else list(_advice(found))
     return found
 
@@ -193,6 +205,28 @@ def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
         return "not compared: verify=True (--verify) reads the whole file"
     count = checkpoint.verify()
     return f"right, of {count:,} storage{'s' * (count != 1)}"
+
+
+def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
+    """How many numbers are NaN or infinite, by the keys of the tensors that hold such."""
+    counts = {}
+    for key, value in values.items():
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            continue
+        if value.nbytes > value.untyped_storage().nbytes():  # shows them again and again
+            value = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
+        with suppress(NotImplementedError):  # float4, which has neither
+            parts = value.flatten().split(1 << 22)
+            counts[key] = sum(part.numel() - int(part.isfinite().sum()) for part in parts)
+    return {key: count for key, count in counts.items() if count}
+
+
+def not_finite_note(counts: Mapping[str, int] | None, tensors: int) -> str:
+    """The report's line on them: nothing, if all numbers are finite."""
+    if counts is None:
+        return "not read: verify=True (--verify) looks for NaN and inf"
+    names = some(f"{key} ({count:,})" for key, count in counts.items())
+    return f"NaN or inf in {len(counts)} of {tensors} tensors: {names}" if counts else ""
 
 
 def place(tensor: Tensor) -> tuple:
@@ -221,6 +255,9 @@ def oversized(values: Mapping[str, Any]) -> list[str]:
 
 def _advice(found: Inspection) -> Iterator[str]:
     """Sentences on what to do next."""
+    if note := shard_note(found.path):
+        yield f"This is {note}"
+        return
     if found.imports:
         yield (
             "torch.load refuses this file unless weights_only=False, which imports what stands "

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile, product
+from itertools import dropwhile, groupby, product
 from typing import Any
 
-from torchladder.checkpoints.reading import CheckpointError
+from torchladder.checkpoints.reading import LIGHTNING, CheckpointError
 from torchladder.checkpoints.reports import some
 
 # What puts a segment into keys. No submodule of one's own has one of the first three names.
@@ -22,7 +22,7 @@ WRAPPERS = {
     "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "activation checkpointing",
     "module": "DataParallel or DDP",
-    "model": "Lightning",
+    "model": "Lightning",  # the usual name of the model in a LightningModule, and not only there
 }
 UNMISTAKABLE = tuple(WRAPPERS)[:3]
 COUNTER = "n_averaged"  # AveragedModel's, beside the weights
@@ -56,17 +56,18 @@ def removed_prefixes(names: Mapping[str, str]) -> dict[str, int]:
     return dict(found)
 
 
-def wrapper_of(prefix: str, keys: Iterable[str] = ()) -> str:
-    """What writes such a prefix, into a file with these keys.
+def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
+    """What writes such a prefix, into a file with these keys; at its top level, too.
 
     >>> wrapper_of("module.module.", ["n_averaged", "module.module.weight"])
     'AveragedModel over DataParallel or DDP'
     """
-    parts = [part for part in prefix.split(".") if part in WRAPPERS]
-    makers = [WRAPPERS[part] for part in parts]
+    parts = prefix.split(".")[:-1]
+    known = {part: WRAPPERS[part] for part in WRAPPERS if part != "model" or LIGHTNING in keys}
+    makers = [known.get(part, "a model with this one as a part") for part in parts]
     if COUNTER in keys and "module" in parts:
         makers[parts.index("module")] = "AveragedModel"
-    return " over ".join(makers) or "a model with this one as a part"
+    return " over ".join(maker for maker, _ in groupby(makers))
 
 
 def strip_leading_wrappers(key: str) -> str:

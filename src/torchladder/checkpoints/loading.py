@@ -100,7 +100,7 @@ def load_into(
     where = source if checkpoint else "This state dict"
     values, _ = split(choose(checkpoint.tree if checkpoint else source, where, key)[1], where)
     ours, aside = plain.state_dict(), [*skip, *reinit]
-    _must_exist(aside, {*ours, *values}, type(plain).__name__)
+    _must_exist(aside, [*ours, *values], type(plain).__name__)
     if empty := [k for k, value in ours.items() if getattr(value, "is_meta", False)]:
         raise CheckpointError(
             f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
@@ -160,7 +160,7 @@ def _must_exist(names: Iterable[str], keys: Iterable[str], model: str) -> None:
     for name in names:
         if not any(_is_under(key, [name]) for key in keys):
             near = difflib.get_close_matches(
-                name, {k.rpartition(".")[0] for k in keys} | {*keys}, 1
+                name, dict.fromkeys([*(k.rpartition(".")[0] for k in keys), *keys]), 1
             )
             hint = f"; is it {near[0]!r}?" if near else "."
             raise CheckpointError(f"skip or reinit: {model} has no {name!r}{hint}")

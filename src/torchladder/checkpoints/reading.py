@@ -32,6 +32,9 @@ from torchladder.tables import in_bytes
 CUT_OFF = "cut off, as by a full disk or a broken copy"
 AGAIN = "Copy or save it again."
 
+LIGHTNING = "pytorch-lightning_version"  # in every file of Lightning, beside the weights
+SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face's
+
 # How files begin that are taken for checkpoints.
 OTHERS = {b"\x89HDF": "HDF5, which Keras writes", b"GGUF": "GGUF, which llama.cpp reads"}
 OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
@@ -53,6 +56,21 @@ class CheckpointError(ValueError, RuntimeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether Python could decode the name; else it holds surrogates, which no library takes."""
+    return str(path).encode(errors="ignore") == str(path).encode(errors="surrogatepass")
+
+
+@contextmanager
+def named_in_utf8(path: Path) -> Iterator[str]:
+    """A name for a file that PyTorch and safetensors take, whatever bytes are in its own."""
+    if is_utf8(path):
+        yield os.fspath(path)
+    else:
+        with open(path, "rb") as file:
+            yield f"/dev/fd/{file.fileno()}"
 
 
 @contextmanager
@@ -80,12 +98,13 @@ class Checkpoint:
     tree: Any  # what was saved: tensors mapped from the file; a `StandIn` for what is no plain data
     files: list[Path]  # all that it lies in
     imports: list[str] = field(default_factory=list)  # what weights_only=True refuses to import
-    devices: dict[int, str] = field(default_factory=dict)  # by `storage_id`: saved from where
+    devices: dict[int, str] = field(default_factory=dict)  # by `storage_id`: saved from where;
+    # empty if the format does not say: safetensors
     checksums: dict[int, int] = field(default_factory=dict)  # by `storage_id`: CRC-32
 
     @property
     def is_lightning(self) -> bool:
-        return isinstance(self.tree, dict) and "pytorch-lightning_version" in self.tree
+        return isinstance(self.tree, dict) and LIGHTNING in self.tree
 
     def device(self, tensor: Tensor) -> str:
         """Where the tensor was when it was saved."""
@@ -192,7 +211,9 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
     # By torch's own reader: torch.load would hand a TorchScript archive to torch.jit.load.
-    if "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+    with named_in_utf8(path) as name:
+        records = torch._C.PyTorchFileReader(name).get_all_records()
+    if "constants.pkl" in records:
         raise CheckpointError(
             f"{path}: a TorchScript archive, which is a program. If you trust it, save "
             "torch.jit.load(path).state_dict() to another file."
@@ -220,7 +241,8 @@ def _torch_load(path: Path, inert: InertPickle, *, mmap: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a class that is not here, a buffer that is not writable
         options = {"map_location": "cpu", "weights_only": False, "mmap": mmap}
-        return torch.load(path, pickle_module=inert, **options)
+        with named_in_utf8(path) as name:
+            return torch.load(name, pickle_module=inert, **options)
 
 
 def _read_pickles(path: Path) -> Checkpoint:
@@ -238,7 +260,7 @@ def _read_pickles(path: Path) -> Checkpoint:
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt") as file:
+    with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
         tree = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         notes = file.metadata() or {}
     # One tensor under two names is stored once; save_model writes the second name as a note.
@@ -252,14 +274,44 @@ def _read_folder(path: Path) -> Checkpoint:
     indices = [name for name in names if name.endswith(".index.json")]
     single = [n for n in names if n.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))]
     weights = [n for n in single if n in ("model.safetensors", "pytorch_model.bin")] or single
-    for name in FOLDERS.keys() & names:
+    for name in [name for name in FOLDERS if name in names]:
         raise CheckpointError(f"{path}: {FOLDERS[name].format(path)}")
     if len(indices) == 1:
         return _read_shards(path / indices[0])
+    shards = [name for name in weights if shards_of(name) > 1]
+    if shards and not indices:
+        raise CheckpointError(
+            f"{path}: {len(shards)} of {shards_of(shards[0])} shards, and no {_index(shards[0])}, "
+            "which says what is in which. Copy the missing files here, too."
+        )
     if len(weights) == 1:
         return open_checkpoint(path / weights[0])
     inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside or 'it is empty'}).")
+
+
+def shards_of(name: str) -> int:
+    """Of how many shards a file is one, by its name; 1 if it is whole.
+
+    >>> shards_of("model-00001-of-00002.safetensors"), shards_of("model.safetensors")
+    (2, 1)
+    """
+    found = SHARD.search(name)
+    return int(found[1]) if found else 1
+
+
+def shard_note(path: Path) -> str:
+    """What to say of a file that is one shard of several; else nothing."""
+    if (count := shards_of(path.name)) == 1:
+        return ""
+    return (
+        f"one of {count} shards of a model. For the whole, name the folder, or "
+        f"{_index(path.name)} in it."
+    )
+
+
+def _index(shard: str) -> str:
+    return f"{SHARD.sub('', shard)}.index.json"
 
 
 def _read_shards(index: Path) -> Checkpoint:
