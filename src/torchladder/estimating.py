@@ -208,7 +208,9 @@ def transformer(
 
     `activation_bytes` holds 12 bytes for each logit, where the backward pass begins: what
     ``F.cross_entropy`` saves in float32, and its gradient, twice. With checkpointing, all that is
-    gone when the last layer is computed again; the larger of the two counts.
+    gone when the last layer is computed again; the larger of the two counts. What a layer's own
+    backward pass and the two gradients of tied embeddings need for a moment is less, with a
+    vocabulary twice and a batch of positions as large as the hidden size.
 
     FLOPs, forwards and backwards: 6 for each parameter and position, 8 with checkpointing.
     Attention's own are left out: ``12 layers hidden sequence`` more for each position.
