@@ -23,7 +23,7 @@ from results import Result
 from torch import nn
 
 from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
-from torchladder.writing import LEFTOVER
+from torchclinic.writing import LEFTOVER
 
 
 def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str, int]:

@@ -70,7 +70,7 @@ def save(state, path):
         os.replace(f"{folder}/new", path)
 
 
-parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchladder explain")
+parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
 parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=64, help="images a step in a process")

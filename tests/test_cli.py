@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchladder import cli, data, devices
+from torchclinic import cli
+from torchladder import data, devices
 
 
 def run(*arguments, **options):
-    command = [sys.executable, "-m", "torchladder", *arguments]
+    command = [sys.executable, "-m", "torchclinic", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
@@ -60,7 +61,7 @@ def test_bad_input_gets_one_sentence(command, capsys, tmp_path, monkeypatch):
 def test_bad_input_ends_the_command_without_a_traceback():
     done = run("inspect", "nosuch.pt")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"torchladder inspect: .*nosuch.pt.*\n", done.stderr)
+    assert re.fullmatch(r"torchclinic inspect: .*nosuch.pt.*\n", done.stderr)
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_a_reader_who_has_left_ends_the_command_quietly(command, tmp_path):
         reads, writes = os.pipe()
         os.close(reads)
         done = subprocess.run(
-            [sys.executable, "-m", "torchladder", *command.split()],
+            [sys.executable, "-m", "torchclinic", *command.split()],
             input=b"KeyError: 'x'", stdout=writes, stderr=subprocess.PIPE, cwd=tmp_path,
             timeout=60, env={**without_buffering_set(), **buffered},
         )  # fmt: skip
@@ -85,12 +86,12 @@ def test_fix_says_that_the_file_is_written_if_its_report_cannot_be(tmp_path):
     for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
-                [sys.executable, "-m", "torchladder", "fix", "x.pt", "-o", "y.pt"],
+                [sys.executable, "-m", "torchclinic", "fix", "x.pt", "-o", "y.pt"],
                 stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60,
                 env={**without_buffering_set(), **buffered},
             )  # fmt: skip
         why = "No space left on device"
-        sentence = f"torchladder fix: y.pt is written, but the report cannot be printed: {why}\n"
+        sentence = f"torchclinic fix: y.pt is written, but the report cannot be printed: {why}\n"
         assert (done.returncode, done.stderr) == (2, sentence)
         assert torch.load(tmp_path / "y.pt").keys() == {"w"}
 
@@ -142,7 +143,7 @@ def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_doctor", interrupt)
-    assert answer(capsys, "doctor") == (130, "", "torchladder doctor: interrupted\n")
+    assert answer(capsys, "doctor") == (130, "", "torchclinic doctor: interrupted\n")
 
 
 # --- doctor -------------------------------------------------------------------------------------

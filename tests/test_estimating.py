@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from torchladder.estimating import (
+from torchclinic.will_it_fit import (
     all_reduce_seconds,
     computing_seconds,
     exchange_seconds,

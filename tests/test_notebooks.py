@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from torchladder import errors
+from torchclinic import errors
 
 ROOT = Path(__file__).parent.parent
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -1,4 +1,4 @@
-"""`torchladder doctor --distributed` finds what would end a long run, and names host and rank."""
+"""`torchclinic doctor --distributed` finds what would end a long run, and names host and rank."""
 
 import json
 import os
@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchladder import preflight
+from torchclinic import doctor
 from torchladder.launching import GROUP, launch
-from torchladder.preflight import (
+from torchclinic.doctor import (
     blame,
     bus_bandwidth,
     disagreements,
@@ -31,7 +31,7 @@ from torchladder.preflight import (
 )
 
 HANG = 120  # seconds; twenty times what a test takes here
-DOCTOR = ["-m", "torchladder", "doctor", "--distributed"]
+DOCTOR = ["-m", "torchclinic", "doctor", "--distributed"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -174,7 +174,7 @@ def test_without_a_launcher_it_says_how_to_start_it(monkeypatch):
     for name in GROUP:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match=r"RANK.*not set.*torchrun --nproc-per-node=2 -m torchl"):
-        preflight.run(60)
+        doctor.run(60)
 
 
 # --- real ranks ---------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, 
             os.environ |= environment
             if on_rank_1:
                 on_rank_1()
-        preflight.GRACE = 2.0
+        doctor.GRACE = 2.0
         try:
-            return preflight.run(timeout)
+            return doctor.run(timeout)
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pids[-1], signal.SIGCONT)
@@ -213,7 +213,7 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, 
 
 @pytest.fixture
 def standard_output():
-    """What `preflight.run` does to it is undone."""
+    """What `doctor.run` does to it is undone."""
     stream, kept = sys.stdout, os.dup(1)
     yield
     os.dup2(kept, 1)
@@ -236,7 +236,7 @@ def test_two_ranks_that_are_well_get_an_ok(tmp_path, monkeypatch, capfd, standar
     for name, value in ranks[0].items():
         monkeypatch.setenv(name, value)
     try:
-        assert preflight.run(HANG, __file__, str(tmp_path / "found.json")) == 0
+        assert doctor.run(HANG, __file__, str(tmp_path / "found.json")) == 0
         assert other.wait(HANG) == 0
     finally:
         other.kill()
@@ -284,7 +284,7 @@ def test_a_rank_that_never_comes_is_named_in_time(capsys):
 def test_a_rank_that_registers_and_then_hangs_is_named_in_time(capsys):
     def stop_when_told_to_join():
         # All its threads; it goes on when rank 0 has ended.
-        preflight.join = lambda order: os.kill(os.getpid(), signal.SIGSTOP)
+        doctor.join = lambda order: os.kill(os.getpid(), signal.SIGSTOP)
 
     statuses, out = doctor_on_ranks(capsys, stop_when_told_to_join, timeout=1)
     assert statuses == [1, 1]

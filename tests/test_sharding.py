@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torchladder.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
+from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
 from torchladder.launching import LaunchError, launch
 
 CHAPTER = Path(__file__).parent.parent / "notebooks" / "17_rung_5_fsdp.ipynb"

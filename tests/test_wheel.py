@@ -52,7 +52,8 @@ def installed(built, tmp_path_factory):
 # In one process, since each takes seconds to import PyTorch.
 PROGRAM = """
 import torch, torchladder
-from torchladder import cli, data, models
+from torchclinic import cli
+from torchladder import data, models
 torch.save(models.MLP().state_dict(), "mlp.pt")
 print(torchladder.__file__, data.BUNDLED, len(data.load().train_labels), sep="\\n")
 for words in (

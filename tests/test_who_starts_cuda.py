@@ -21,7 +21,7 @@ BEGIN = """
 import os, sys, threading, torch
 from contextlib import ExitStack, suppress
 from torch import nn
-from torchladder.devices import who_starts_cuda
+from torchclinic.cuda_start import who_starts_cuda
 
 def in_a_fork(function):
     if not (process := os.fork()):
@@ -69,7 +69,7 @@ def test_of_an_import_that_starts_cuda_both_lines_are_named(run, tmp_path):
     eager = "import torch\ntry:\n    ONES = torch.ones(2).cuda()\nexcept Exception:\n    pass\n"
     (tmp_path / "eager.py").write_text(eager)
     printed = run(
-        "from torchladder.devices import who_starts_cuda\n"
+        "from torchclinic.cuda_start import who_starts_cuda\n"
         "def build():\n"
         "    import eager\n"
         "with who_starts_cuda() as found:\n"
@@ -133,7 +133,7 @@ def test_what_computes_on_the_cpu_starts_nothing_and_spoils_no_fork(run):
 def test_to_ask_for_a_gpu_spoils_forks_and_a_later_block_knows(run, tmp_path, question):
     printed = run(
         "import torch\n"
-        "from torchladder.devices import who_starts_cuda\n"
+        "from torchclinic.cuda_start import who_starts_cuda\n"
         "with who_starts_cuda() as found:\n"
         f"    {question}\n"
         "print(found)\n"

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 import torchladder
-from torchladder import data, errors
+from torchclinic import errors
+from torchladder import data
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = (
@@ -112,7 +113,7 @@ def test_the_newest_pytorch_is_the_one_that_is_tested():
     ]
     assert [wrong(pattern, NEWEST) for pattern in patterns] == [[]] * len(patterns)
     assert all(any(said(pattern)) for pattern in patterns)
-    catalogue = (ROOT / "src/torchladder/errors.toml").read_text(encoding="utf-8")
+    catalogue = (ROOT / "src/torchclinic/errors.toml").read_text(encoding="utf-8")
     assert re.search(r'^torch = "(.*)"$', catalogue, re.MULTILINE)[1] == NEWEST
 
 

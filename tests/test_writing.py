@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchladder.writing import LEFTOVER, atomic_file
+from torchclinic.writing import LEFTOVER, atomic_file
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -66,7 +66,7 @@ def test_a_new_file_has_the_rights_of_any_other(tmp_path):
 def test_leftovers_of_the_dead_are_removed_but_not_files_of_the_living(tmp_path):
     script = (
         "import sys, time\n"
-        "from torchladder.writing import atomic_file\n"
+        "from torchclinic.writing import atomic_file\n"
         "with atomic_file(sys.argv[1]) as temporary:\n"
         "    temporary.write_text('half')\n"
         "    print(temporary, flush=True)\n"

@@ -1,4 +1,4 @@
-"""Write the notebooks of the error clinic from the catalogue, ``src/torchladder/errors.toml``.
+"""Write the notebooks of the error clinic from the catalogue, ``src/torchclinic/errors.toml``.
 
 ``make refresh`` calls this before it runs them; a test fails if they differ from the catalogue.
 """
@@ -9,7 +9,7 @@ import re
 
 import nbformat
 
-from torchladder.errors import Error, catalogue, parts, quoted_torch
+from torchclinic.errors import Error, catalogue, parts, quoted_torch
 
 NEEDS = {
     "cpu": "",

@@ -21,7 +21,7 @@ from statistics import median
 
 from two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
 
-from torchladder.estimating import all_reduce_seconds, step_seconds
+from torchclinic.will_it_fit import all_reduce_seconds, step_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNG, ELASTIC = ROOT / "rungs" / "4_ddp.py", ROOT / "rungs" / "4_ddp_elastic.py"

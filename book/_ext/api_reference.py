@@ -1,7 +1,7 @@
 """The API reference: who uses each name, what each command prints, and what autodoc gets wrong.
 
 Nobody keeps a list of chapters and clinic pages: the notebooks' code says which names it imports
-from `torchladder`, and which attributes of its modules it takes, such as ``devices.where_is``.
+from `torchladder`, and which attributes of its modules it takes, such as ``torchclinic.where.where_is``.
 """
 
 import ast
@@ -20,7 +20,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from sphinx.util.docutils import SphinxDirective
 from translation import _
 
-from torchladder import cli
+from torchclinic import cli
 
 PACKAGE = "torchladder"
 LINES = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')

@@ -20,7 +20,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from translation import _
 
-from torchladder import errors
+from torchclinic import errors
 
 LOGGER = logging.getLogger(__name__)
 PAGE = "book/errors"

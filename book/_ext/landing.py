@@ -17,7 +17,7 @@ from error_clinic import CATALOGUE, LINK, moved
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from translation import _
 
-from torchladder import errors
+from torchclinic import errors
 
 NO_BREAK = "\u00a0"  # between a number and its unit
 

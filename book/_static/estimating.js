@@ -1,5 +1,5 @@
 "use strict";
-// The formulas of src/torchladder/estimating.py, under its names; what they mean is said there. A
+// The formulas of src/torchclinic/will_it_fit.py, under its names; what they mean is said there. A
 // test compares both on the cases of tests/site/estimates.json.
 const estimating = (() => {
   const STATES = { sgd: 0, momentum: 1, adam: 2 };

@@ -1,5 +1,5 @@
 "use strict";
-// find and nearest of src/torchladder/errors.py, by the rules that errors.rules() gives; what they
+// find and nearest of src/torchclinic/errors.py, by the rules that errors.rules() gives; what they
 // mean is said there. A test compares both on the same logs. No pattern is a regular expression, and
 // one pass over the text finds where any of them may begin.
 const finding = (rules) => {

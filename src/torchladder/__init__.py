@@ -10,14 +10,14 @@ OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
 
 
 def load_ipython_extension(shell) -> None:
-    """``%load_ext torchladder``: a line under each traceback names its entry in the catalogue."""
-    from torchladder.errors import watch
+    """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
+    from torchclinic.errors import watch
 
     watch(shell)
 
 
 def unload_ipython_extension(shell) -> None:
     """``%unload_ext torchladder``."""
-    from torchladder.errors import unwatch
+    from torchclinic.errors import unwatch
 
     unwatch(shell)

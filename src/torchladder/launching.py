@@ -110,7 +110,7 @@ def launch(
     ------
     LaunchError
         If a rank raised, exited or was killed. The first to fail is named, with its traceback.
-        A note says how to read about the error, if the catalogue (`torchladder.errors`) has it.
+        A note says how to read about the error, if the catalogue (`torchclinic.errors`) has it.
     TypeError
         If the function or an argument cannot be sent to another process.
 
@@ -140,7 +140,7 @@ def launch(
         del store
     _print_the_others(ranks, show)
     if error:
-        from torchladder.errors import note
+        from torchclinic.errors import note
 
         note(error)
         raise error

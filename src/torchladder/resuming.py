@@ -31,7 +31,7 @@ from torch.utils.serialization import config
 
 from torchladder import __version__
 from torchladder.models import unwrapped
-from torchladder.writing import atomic_file
+from torchclinic.writing import atomic_file
 
 OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
 VERSIONS = {  # of what decides the numbers that a run computes

@@ -1,4 +1,4 @@
-"""``torchladder inspect`` and ``torchladder fix``."""
+"""``torchclinic inspect`` and ``torchclinic fix``."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from checkpoint_files import plain, saved
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchladder import cli
+from torchclinic import cli
 
 
 def command(capsys, *arguments):
@@ -104,6 +104,6 @@ def test_help_fits_a_terminal_and_has_an_example(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, printed = command(capsys, name, "--help")
     assert code == 0
-    assert name == "inspect" or "Example: torchladder fix" in printed.out
+    assert name == "inspect" or "Example: torchclinic fix" in printed.out
     assert all(len(line) <= 80 for line in printed.out.splitlines())
     monkeypatch.undo()

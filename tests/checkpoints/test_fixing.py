@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchladder.checkpoints import (
+from torchclinic.checkpoints import (
     CheckpointError,
     fix_checkpoint,
     inspect_checkpoint,
@@ -109,7 +109,7 @@ def test_the_setting_for_checksums_is_put_back(tmp_path):
 def limited(arguments, size):
     """Run the command where no file can grow beyond `size` bytes, as on a disk that gets full."""
     return subprocess.run(
-        [sys.executable, "-m", "torchladder", *map(str, arguments)],
+        [sys.executable, "-m", "torchclinic", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -125,7 +125,7 @@ def test_a_full_disk_costs_nothing(name, tmp_path):
     target.write_bytes(b"the last good one")
     done = limited(["fix", path, "-o", target], 100_000)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"torchladder fix: {target}: could not be written")
+    assert done.stderr.startswith(f"torchclinic fix: {target}: could not be written")
     assert done.stderr.count("\n") == 1
     assert target.read_bytes() == b"the last good one"
     assert sorted(os.listdir(tmp_path)) == ["x.pt", name]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from checkpoint_files import Boom, accelerate_shards, legacy, net, plain, safetensors_file, saved
 
-from torchladder.checkpoints import (
+from torchclinic.checkpoints import (
     CheckpointError,
     fix_checkpoint,
     inspect_checkpoint,

@@ -5,7 +5,7 @@ from checkpoint_files import GOOD, Tied, net, on_cuda, plain, saved
 from safetensors.torch import save_file
 from torch.nn.parallel import DataParallel
 
-from torchladder.checkpoints import (
+from torchclinic.checkpoints import (
     inspect_checkpoint,
 )
 
@@ -25,7 +25,7 @@ def test_an_inspection_says_what_there_is(tmp_path):
     assert "4x3x3x3, 4, float32" in text
     makers = "DataParallel or DDP"
     assert f"put there by {makers}" in " ".join(text.split())
-    assert f"torchladder fix {path} -o fixed.pt" in " ".join(text.split())
+    assert f"torchclinic fix {path} -o fixed.pt" in " ".join(text.split())
 
 
 def test_names_in_a_file_cannot_send_codes_to_the_terminal(tmp_path):
@@ -52,7 +52,7 @@ def test_ties_and_views_are_named(tmp_path):
 
 
 def test_large_files_are_verified_on_request_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchladder.checkpoints.inspecting.QUICK", 1000)
+    monkeypatch.setattr("torchclinic.checkpoints.inspecting.QUICK", 1000)
     path = plain(tmp_path)
     assert "verify=True" in inspect_checkpoint(path).checksums
     assert inspect_checkpoint(path, verify=True).checksums == "right, of 11 storages"
@@ -106,7 +106,7 @@ def test_one_number_shown_a_billion_times_is_looked_at_once(tmp_path):
 
 
 def test_a_large_file_without_checksums_says_that_its_numbers_were_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchladder.checkpoints.inspecting.QUICK", 100)
+    monkeypatch.setattr("torchclinic.checkpoints.inspecting.QUICK", 100)
     save_file({"w": torch.full((100,), float("nan"))}, tmp_path / "x.safetensors")
     found = inspect_checkpoint(tmp_path / "x.safetensors")
     assert found.not_finite is None

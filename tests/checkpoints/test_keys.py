@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchladder.checkpoints.keys import clean_names, match, wrapper_of
+from torchclinic.checkpoints.keys import clean_names, match, wrapper_of
 
 
 def shaped(*keys, shape=(2,)):

@@ -11,7 +11,7 @@ import torch
 from checkpoint_files import BAD, GOOD, Net, net
 from torch.nn.parallel import DataParallel
 
-from torchladder.checkpoints import (
+from torchclinic.checkpoints import (
     CheckpointError,
     fix_checkpoint,
     inspect_checkpoint,

@@ -8,7 +8,7 @@ from checkpoint_files import Counting, net, plain, saved
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchladder.checkpoints import (
+from torchclinic.checkpoints import (
     CheckpointError,
     load_into,
 )

@@ -13,8 +13,8 @@ import torch
 from clinic_notebooks import NEEDS, clinic_notebook
 from mdit_py_plugins.anchors.index import slugify
 
-from torchladder import errors
-from torchladder.errors import catalogue, find, first_sentence
+from torchclinic import errors
+from torchclinic.errors import catalogue, find, first_sentence
 
 ROOT = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent

@@ -1,4 +1,4 @@
-"""``torchladder explain``: a log or an entry's id in; why, and what to do, out."""
+"""``torchclinic explain``: a log or an entry's id in; why, and what to do, out."""
 
 import io
 import os
@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from torchladder import cli, errors
-from torchladder.errors import catalogue
+from torchclinic import cli, errors
+from torchclinic.errors import catalogue
 
 LOG = """loading epoch_3.pt
 RuntimeError: Error(s) in loading state_dict for Linear:
@@ -23,7 +23,7 @@ RuntimeError: Error(s) in loading state_dict for Linear:
 
 
 def run(*arguments, **options):
-    command = [sys.executable, "-m", "torchladder", "explain", *map(str, arguments)]
+    command = [sys.executable, "-m", "torchclinic", "explain", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, **options)
 
 
@@ -53,7 +53,7 @@ def test_a_log_in_a_file_is_explained(explain, tmp_path):
     assert "Why: " in out
     assert "Do: " in out
     assert " ".join(entry.fix.split())[:20] in " ".join(out.split())
-    assert out.endswith("torchladder explain module-prefix\n")
+    assert out.endswith("torchclinic explain module-prefix\n")
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
@@ -83,7 +83,7 @@ def test_an_unknown_error_has_the_status_1(explain):
 def test_bad_input_gets_one_sentence_and_the_status_2(explain, arguments, given, sentence):
     status, out, err = explain(*arguments, given=given)
     assert (status, out) == (2, "")
-    assert err.startswith("torchladder explain: ")
+    assert err.startswith("torchclinic explain: ")
     assert sentence in err
     assert err.count("\n") == 1
 
@@ -94,7 +94,7 @@ def test_a_file_of_weights_is_for_another_command(explain, tmp_path, name):
     (tmp_path / "an_archive").write_bytes(b"PK\x03\x04 and so on")
     status, _, err = explain(tmp_path / name)
     assert status == 2
-    assert err.endswith(f"torchladder inspect {tmp_path / name}\n")
+    assert err.endswith(f"torchclinic inspect {tmp_path / name}\n")
 
 
 @pytest.mark.parametrize("name", catalogue())
@@ -165,7 +165,7 @@ def published(*urls):
     found = Message()
     for url in urls:
         found["Project-URL"] = url
-    return mock.patch("torchladder.errors.metadata", return_value=found)
+    return mock.patch("torchclinic.errors.metadata", return_value=found)
 
 
 def test_links_lead_to_the_published_book_if_the_package_says_where_it_is(tmp_path):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from torchladder.errors import _squeezed_patterns, catalogue, find, nearest, squeeze
+from torchclinic.errors import _squeezed_patterns, catalogue, find, nearest, squeeze
 
 pytestmark = pytest.mark.slow
 SIZES = [1_000_000, pytest.param(5_000_000, marks=pytest.mark.long)]  # characters

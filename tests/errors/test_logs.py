@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from torchladder import errors
-from torchladder.errors import catalogue, explain, find, nearest
+from torchclinic import errors
+from torchclinic.errors import catalogue, explain, find, nearest
 
 LOGS = Path(__file__).parent / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
@@ -307,5 +307,5 @@ def test_a_log_without_a_telling_line_or_a_known_word_has_no_nearest_entry():
 def test_what_is_printed_of_an_unknown_error_says_what_to_collect():
     text = explain("RuntimeError: the flux capacitor has no state_dict that worker could load")
     assert text.startswith("No entry of the catalogue has these words.")
-    assert "torchladder doctor" in text
+    assert "torchclinic doctor" in text
     assert max(map(len, text.splitlines())) <= 100

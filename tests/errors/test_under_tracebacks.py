@@ -1,4 +1,4 @@
-"""The line under a traceback: of ``%load_ext torchladder``, and in the notes of errors."""
+"""The line under a traceback: of ``%load_ext torchclinic``, and in the notes of errors."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 from nbclient import NotebookClient
 from torch import nn
 
-from torchladder import cli, errors
-from torchladder.errors import LINE, note, text_of
+from torchclinic import cli, errors
+from torchclinic.errors import LINE, note, text_of
 from torchladder.launching import LaunchError, launch
 
 THE_LINE = f"{LINE} module-prefix"
@@ -53,7 +53,7 @@ def text(output):
 @pytest.mark.slow
 def test_in_a_kernel_each_known_error_is_followed_by_one_line_and_no_other_by_any(tmp_path):
     begin = ["from torch import nn\nfrom torchladder.launching import launch"]
-    begin += ["%load_ext torchladder", "%load_ext torchladder\n%reload_ext torchladder"]
+    begin += ["%load_ext torchclinic", "%load_ext torchclinic\n%reload_ext torchladder"]
     after = ["%unload_ext torchladder", LOAD, LAUNCH]
     cells = run_cells(tmp_path, *begin, *LOADED, *UNRELATED, *after)[len(begin) :]
     known, unrelated, cells = cells[: len(LOADED)], cells[len(LOADED) : -3], cells[-3:]
@@ -68,7 +68,7 @@ def test_in_a_kernel_each_known_error_is_followed_by_one_line_and_no_other_by_an
 
 @pytest.mark.slow
 def test_an_error_inside_the_extension_is_said_once_and_the_shell_goes_on(tmp_path):
-    spoil = "%load_ext torchladder\nimport torchladder.errors\ntorchladder.errors.find = None"
+    spoil = "%load_ext torchclinic\nimport torchclinic.errors\ntorchladder.errors.find = None"
     _, first, second, third = run_cells(tmp_path, spoil, "1 / 0", "1 / 0", "2 + 2")
     assert "ZeroDivisionError" in first[0]
     assert first[1].startswith("torchladder cannot name entries here: TypeError")
@@ -78,7 +78,7 @@ def test_an_error_inside_the_extension_is_said_once_and_the_shell_goes_on(tmp_pa
 
 @pytest.mark.slow
 def test_in_plain_ipython_the_line_is_printed_too(tmp_path):
-    lines = ["%load_ext torchladder", "from torch import nn", LOAD, "1 / 0"]
+    lines = ["%load_ext torchclinic", "from torch import nn", LOAD, "1 / 0"]
     done = subprocess.run(
         [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
         input="\n".join(lines), capture_output=True, text=True, timeout=120, cwd=tmp_path,
@@ -116,7 +116,7 @@ def test_a_known_error_gets_a_note_and_keeps_its_message():
 
 
 def test_trouble_with_the_catalogue_does_not_hide_the_error():
-    with mock.patch("torchladder.errors.find", side_effect=OSError):
+    with mock.patch("torchclinic.errors.find", side_effect=OSError):
         assert notes_of(RuntimeError(TEXT)) == []
 
 

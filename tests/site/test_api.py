@@ -72,7 +72,7 @@ def test_a_name_is_found_behind_another_name_after_a_magic_and_beside_a_mistake(
     assert api_reference.names_used(notebook) == {
         "torchladder",
         "torchladder.devices",
-        "torchladder.devices.where_is",
+        "torchclinic.where.where_is",
         "torchladder.tables.Table",
         "torchladder.training",
         "torchladder.training.train",
@@ -103,7 +103,7 @@ def test_the_commands_page_shows_what_each_command_prints(pages):
 def help_of(*command):
     """What a terminal shows of ``--help``; without a command, its list of commands."""
     printed = subprocess.run(
-        [sys.executable, "-m", "torchladder", *command, "--help"],
+        [sys.executable, "-m", "torchclinic", *command, "--help"],
         env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
         capture_output=True,
         text=True,

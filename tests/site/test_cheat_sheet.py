@@ -9,7 +9,7 @@ import pypdf
 import pytest
 from test_browser import THEME, THEMES
 
-from torchladder import cli, errors
+from torchclinic import cli, errors
 from torchladder.launching import launch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_browser import AXE, PHONE, THEME, THEMES
 
-from torchladder import errors
+from torchclinic import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/errors.html"

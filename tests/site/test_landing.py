@@ -8,7 +8,7 @@ import landing
 import pytest
 from bs4 import BeautifulSoup
 
-from torchladder import errors
+from torchclinic import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/index.html"

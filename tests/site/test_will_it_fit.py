@@ -13,7 +13,7 @@ import yaml
 from bs4 import BeautifulSoup
 from test_browser import AXE, PHONE, THEME, THEMES
 
-from torchladder import estimating
+from torchclinic import will_it_fit
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/will_it_fit.html"
@@ -49,7 +49,7 @@ def number(text):
 
 def transformer(of, precision):
     sizes = {key: of[key] for key in ("layers", "hidden", "heads", "sequence", "vocabulary")}
-    return estimating.transformer(
+    return will_it_fit.transformer(
         **sizes,
         precision=precision,
         fused_attention=of["attention"] == "fused",
@@ -60,7 +60,7 @@ def transformer(of, precision):
 def memories(of):
     """The columns of the first table."""
     precision = of["precision"]
-    saved = of["saved"] * 1e6 * estimating.PRECISIONS[precision].activation / 4
+    saved = of["saved"] * 1e6 * will_it_fit.PRECISIONS[precision].activation / 4
     cast, root = saved, 0
     if of["kind"] == "transformer":
         sizes = transformer(of, precision)
@@ -72,17 +72,17 @@ def memories(of):
     gpus = {"gpus": of["gpus"]}
     rungs = [{}, {"rung": "dp"} | gpus, {"rung": "dp", "first": False} | gpus]
     rungs += [{"rung": "ddp"} | gpus, {"rung": "fsdp", "activation_bytes": cast} | gpus]
-    return [estimating.memory_per_gpu(of["params"], **options | rung) for rung in rungs]
+    return [will_it_fit.memory_per_gpu(of["params"], **options | rung) for rung in rungs]
 
 
 def speed(of, ranks, rung):
     """Milliseconds of a step, and the speed-up."""
-    size = estimating.PRECISIONS[of["precision"]]
+    size = will_it_fit.PRECISIONS[of["precision"]]
     flops = of["flops"] * 1e9
     if of["kind"] == "transformer":
         sizes = transformer(of, of["precision"])
         flops = sizes.flops / sizes.parameters * of["params"]
-    seconds = estimating.computing_seconds(
+    seconds = will_it_fit.computing_seconds(
         of["batch"] * flops, of["peak"] * 1e12, utilisation=of["utilisation"] / 100
     )
     # FSDP gathers weights twice, cast, and reduces gradients once, as wide as DDP's.
@@ -90,7 +90,7 @@ def speed(of, ranks, rung):
     nbytes = of["params"] * (size.gradient if rung == "ddp" else mean)
     link = of["latency"] / 1e6, of["bandwidth"] * 1e9
     options = {"overlap": of["overlap"], "scaling": of["scaling"], "rung": rung}
-    gain = estimating.speed_up(seconds, nbytes, ranks, *link, **options)
+    gain = will_it_fit.speed_up(seconds, nbytes, ranks, *link, **options)
     return 1e3 * seconds * (ranks if of["scaling"] == "weak" else 1) / gain, gain
 
 
@@ -158,7 +158,7 @@ def answer(call):
     """One call of the table of cases, as the script gives it."""
     name, positional, options = call
     result = getattr(estimating, name)(*positional, **(options or {}))
-    if isinstance(result, estimating.Memory):
+    if isinstance(result, will_it_fit.Memory):
         return asdict(result) | {"total": result.total, "at_least": result.at_least}
     return result._asdict() if isinstance(result, tuple) else result
 
@@ -195,8 +195,8 @@ def test_the_script_answers_as_the_package_does(page):
     answers = page.evaluate(script, ESTIMATES["calls"])
     for call, found in zip(ESTIMATES["calls"], answers, strict=True):
         assert found == pytest.approx(answer(call), rel=1e-12), call
-    precisions = {key: value._asdict() for key, value in estimating.PRECISIONS.items()}
-    assert page.evaluate("estimating.PRECISIONS") == precisions
+    precisions = {key: value._asdict() for key, value in will_it_fit.PRECISIONS.items()}
+    assert page.evaluate("will_it_fit.PRECISIONS") == precisions
 
 
 @pytest.mark.slow

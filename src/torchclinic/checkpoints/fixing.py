@@ -12,32 +12,32 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from torchladder.checkpoints.inspecting import (
+from torchclinic.checkpoints.inspecting import (
     by_place,
     not_finite,
     not_finite_note,
     oversized,
     place,
 )
-from torchladder.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
-from torchladder.checkpoints.loading import match_model, misfit
-from torchladder.checkpoints.pickles import storage_id
-from torchladder.checkpoints.reading import (
+from torchclinic.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
+from torchclinic.checkpoints.loading import match_model, misfit
+from torchclinic.checkpoints.pickles import storage_id
+from torchclinic.checkpoints.reading import (
     Checkpoint,
     CheckpointError,
     is_utf8,
     open_checkpoint,
     shard_note,
 )
-from torchladder.checkpoints.reports import counted, report, some
-from torchladder.checkpoints.state_dicts import (
+from torchclinic.checkpoints.reports import counted, report, some
+from torchclinic.checkpoints.state_dicts import (
     choose,
     describe,
     split,
 )
 from torchladder.models import unwrapped
 from torchladder.tables import in_bytes
-from torchladder.writing import atomic_file
+from torchclinic.writing import atomic_file
 
 
 @dataclass(repr=False)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import dropwhile, groupby, product
 from typing import Any
 
-from torchladder.checkpoints.reading import LIGHTNING, CheckpointError
-from torchladder.checkpoints.reports import some
+from torchclinic.checkpoints.reading import LIGHTNING, CheckpointError
+from torchclinic.checkpoints.reports import some
 
 # What puts a segment into keys. No submodule of one's own has one of the first three names.
 WRAPPERS = {

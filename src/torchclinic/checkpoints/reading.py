@@ -25,8 +25,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from torchladder.checkpoints.pickles import InertPickle, storage_id, walk
-from torchladder.checkpoints.reports import printable
+from torchclinic.checkpoints.pickles import InertPickle, storage_id, walk
+from torchclinic.checkpoints.reports import printable
 from torchladder.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"

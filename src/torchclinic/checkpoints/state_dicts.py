@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torchladder.checkpoints.pickles import StandIn, walk
-from torchladder.checkpoints.reading import CheckpointError
-from torchladder.checkpoints.reports import some
+from torchclinic.checkpoints.pickles import StandIn, walk
+from torchclinic.checkpoints.reading import CheckpointError
+from torchclinic.checkpoints.reports import some
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
 WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "network", "module"}

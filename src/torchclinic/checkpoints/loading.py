@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
-from torchladder.checkpoints.keys import (
+from torchclinic.checkpoints.keys import (
     COUNTER,
     Match,
     drop_segments,
     match,
     strip_leading_wrappers,
 )
-from torchladder.checkpoints.reading import CheckpointError, open_checkpoint
-from torchladder.checkpoints.reports import counted, report
-from torchladder.checkpoints.state_dicts import choose, split
+from torchclinic.checkpoints.reading import CheckpointError, open_checkpoint
+from torchclinic.checkpoints.reports import counted, report
+from torchclinic.checkpoints.state_dicts import choose, split
 from torchladder.models import unwrapped
 
 WAY_OUT = "Name new parts in reinit= and old ones in skip=; strict=False loads what fits."

@@ -1,4 +1,4 @@
-"""Are these hosts fit for a long run? ``torchladder doctor --distributed``, under torchrun.
+"""Are these hosts fit for a long run? ``torchclinic doctor --distributed``, under torchrun.
 
 Each rank writes what it is into torchrun's store, the one place that all reach before there is a
 process group. Rank 0 gives two orders there, *join* and *measure*, and each rank writes what came
@@ -31,7 +31,7 @@ from torchladder import __version__
 from torchladder.launching import GROUP, PEER_IS_GONE, join_group
 from torchladder.measuring import measure, measure_across_ranks
 from torchladder.tables import Table, in_bytes
-from torchladder.writing import atomic_file
+from torchclinic.writing import atomic_file
 
 SIZES = [1000 * 4**i for i in range(1, 9)]  # bytes of an all-reduce: 4 kB to 66 MB
 BUDGET = 5.0  # seconds for all sizes; those that would take longer are left out
@@ -75,7 +75,7 @@ def run(timeout: float, program: str | None = None, json_file: str | None = None
     if missing := [name for name in GROUP if name not in os.environ]:
         raise ValueError(
             f"{', '.join(missing)} not set. Start it as you start a training, by torchrun: "
-            "torchrun --nproc-per-node=2 -m torchladder doctor --distributed"
+            "torchrun --nproc-per-node=2 -m torchclinic doctor --distributed"
         )
     if not timeout > 0:
         raise ValueError(f"--timeout {timeout:g}: give more than 0 seconds.")
@@ -238,7 +238,7 @@ def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
         if key == "GPU" and None in hosts and len(hosts) > 1:
             problems.append(
                 f"no GPU that PyTorch sees on {_and(hosts.pop(None))}, but on the others: run "
-                "torchladder doctor there to see why."
+                "torchclinic doctor there to see why."
             )
         # Another torch has another CUDA and NCCL, of course.
         if len(hosts) == 1 or (key in ("CUDA", "NCCL") and "torch" in differing):

@@ -5,9 +5,9 @@ formats, `state_dicts` finds the weights, `keys` matches names; then what a read
 `inspecting`, `loading`, `fixing`.
 """
 
-from torchladder.checkpoints.fixing import fix_checkpoint
-from torchladder.checkpoints.inspecting import inspect_checkpoint
-from torchladder.checkpoints.loading import load_into
-from torchladder.checkpoints.reading import CheckpointError
+from torchclinic.checkpoints.fixing import fix_checkpoint
+from torchclinic.checkpoints.inspecting import inspect_checkpoint
+from torchclinic.checkpoints.loading import load_into
+from torchclinic.checkpoints.reading import CheckpointError
 
 __all__ = ["CheckpointError", "fix_checkpoint", "inspect_checkpoint", "load_into"]

@@ -1,7 +1,7 @@
 """From a log to its cause: the catalogue of errors, and the rules that recognise them.
 
 ``errors.toml`` holds the catalogue: what each error says, why it happens, what to do, and the code
-that shows both. The error clinic's notebooks are written from it, ``torchladder explain`` prints
+that shows both. The error clinic's notebooks are written from it, ``torchclinic explain`` prints
 it, and the paste box of the site applies the same rules (`rules`) in the browser.
 
 A log is a mess: prefixes of ranks, colours, lines that are wrapped anywhere. So both the log and
@@ -373,7 +373,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     parts += filter(None, [FOLLOWS.get(first.error.kind)])
     if others:
         parts += ["Also in your log:\n" + "\n".join(map(_also, others))]
-    more = f"More, with code that fails and code that works: torchladder explain {first.error.id}"
+    more = f"More, with code that fails and code that works: torchclinic explain {first.error.id}"
     return "\n\n".join([*parts, more])
 
 
@@ -399,7 +399,7 @@ def _not_found(guesses: list[Error]) -> str:
 
 
 ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
-started it; what `torchladder doctor` prints; and the smallest program that still fails."""
+started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
 WIDTH = 88
 
 
@@ -501,7 +501,7 @@ class ErrorTable:
 
 # --- under a traceback --------------------------------------------------------------------------
 
-LINE = "Why, and what to do: torchladder explain"
+LINE = "Why, and what to do: torchclinic explain"
 
 
 def note(error: BaseException) -> None:
@@ -518,7 +518,7 @@ def text_of(error: BaseException) -> str:
 
 
 def watch(shell) -> None:
-    """Name the entry under each traceback of an IPython shell: ``%load_ext torchladder``."""
+    """Name the entry under each traceback of an IPython shell: ``%load_ext torchclinic``."""
     unwatch(shell)  # there may be one of a module that was reloaded
     shell.torchladder_watch = _Watch()
     for event, function in shell.torchladder_watch.events():
@@ -563,7 +563,7 @@ class _Watch:
     def show(self, error: Error) -> None:
         from IPython.display import display
 
-        command, name = f"`torchladder explain {error.id}`", f"{error.page}.ipynb"
+        command, name = f"`torchclinic explain {error.id}`", f"{error.page}.ipynb"
         here = (self.folder / name).exists()  # a notebook of this book
         if link := f"{name}#{error.id}" if here else _published(f"{error.page}#{error.id}"):
             command = f"[{error.id}]({link}), or {command}"

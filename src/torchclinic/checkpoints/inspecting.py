@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchladder.checkpoints.keys import clean_names, removed_prefixes, wrapper_of
-from torchladder.checkpoints.pickles import StandIn, storage_id
-from torchladder.checkpoints.reading import (
+from torchclinic.checkpoints.keys import clean_names, removed_prefixes, wrapper_of
+from torchclinic.checkpoints.pickles import StandIn, storage_id
+from torchclinic.checkpoints.reading import (
     Checkpoint,
     CheckpointError,
     open_checkpoint,
     shard_note,
 )
-from torchladder.checkpoints.reports import report, some
-from torchladder.checkpoints.state_dicts import (
+from torchclinic.checkpoints.reports import report, some
+from torchclinic.checkpoints.state_dicts import (
     choose,
     describe,
     is_model,
@@ -266,6 +266,6 @@ def _advice(found: Inspection) -> Iterator[str]:
     is_plain = found.weights_at == "" and set(found.devices.values()) <= {"cpu"}
     sharded = found.path.is_dir() and found.format != "safetensors"
     if found.prefixes or found.oversized or found.imports or sharded or not is_plain:
-        yield f"torchladder fix {found.path} -o fixed.pt makes a plain state dict of it."
+        yield f"torchclinic fix {found.path} -o fixed.pt makes a plain state dict of it."
     else:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         status, text = 130, "interrupted"
     except Exception as error:  # PyTorch's, or a bug
-        from torchladder.errors import note
+        from torchclinic.errors import note
 
         note(error)
         raise
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser(
         "explain", help="what an error means, and what to do", description=_explain.__doc__,
-        epilog="Example: torchrun train.py 2>&1 | tee log.txt; torchladder explain log.txt",
+        epilog="Example: torchrun train.py 2>&1 | tee log.txt; torchclinic explain log.txt",
     )  # fmt: skip
     explain.set_defaults(run=_explain)
     explain.add_argument("what", nargs="?", metavar="FILE|ID", help="a log, - for the standard"
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = commands.add_parser(
         "inspect", help="what is in a checkpoint, and what to do with it", parents=[source],
-        description=_inspect.__doc__, epilog="Example: torchladder inspect found.pt",
+        description=_inspect.__doc__, epilog="Example: torchclinic inspect found.pt",
     )  # fmt: skip
     inspect.set_defaults(run=_inspect)
     add = inspect.add_argument
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     fix = commands.add_parser(
         "fix", help="turn any checkpoint into a plain state dict", parents=[source],
         description=_fix.__doc__,
-        epilog="Example: torchladder fix ddp.pt -o plain.pt --for my_models:Net",
+        epilog="Example: torchclinic fix ddp.pt -o plain.pt --for my_models:Net",
     )  # fmt: skip
     fix.set_defaults(run=_fix)
     add = fix.add_argument
@@ -133,7 +133,7 @@ def _explain(options: argparse.Namespace) -> int:
     """Find known errors in a log, the likeliest cause first: why, and what to do. Of an entry of
     the catalogue, print all. Exit status: 0 if there is an entry, 1 if not.
     """
-    from torchladder import errors
+    from torchclinic import errors
 
     what = options.what or ("" if sys.stdin.isatty() else "-")
     if what in errors.catalogue():
@@ -155,14 +155,14 @@ def _log(name: str) -> str:
     if not text.strip():
         raise BadInput("nothing to read there. Errors go to the standard error: add 2>&1.")
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
-        raise BadInput(f"{name} holds no text. If it is a checkpoint: torchladder inspect {name}")
+        raise BadInput(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
     of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
     return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
 
 
 def _no_such(name: str) -> str:
-    from torchladder import errors
+    from torchclinic import errors
 
     if not name:
         return "give a FILE with a log, pipe one in, or name an entry (see --help)."
@@ -180,7 +180,7 @@ def _inspect(options: argparse.Namespace) -> int:
     """Say what is in a checkpoint: kind, keys, shapes, dtypes, devices, which wrapper put what
     before the keys, and what to do next. No code in the file is run.
     """
-    from torchladder.checkpoints import inspect_checkpoint
+    from torchclinic.checkpoints import inspect_checkpoint
 
     found = inspect_checkpoint(options.path, verify=options.verify)
     print(found)
@@ -192,7 +192,7 @@ def _fix(options: argparse.Namespace) -> None:
     unwrapped, without wrappers' prefixes, for the CPU, without what is not weights. FILE is
     written whole or not at all.
     """
-    from torchladder.checkpoints import fix_checkpoint
+    from torchclinic.checkpoints import fix_checkpoint
 
     if options.partial and options.model is None:
         raise BadInput("--partial goes with --for: it writes what fits that model.")
@@ -249,10 +249,10 @@ def _doctor(options: argparse.Namespace) -> int:
         if value is not None and not options.distributed:
             raise BadInput(f"--{name} goes with --distributed, under torchrun.")
     if options.distributed:
-        from torchladder import preflight
+        from torchclinic import doctor
 
         timeout = 60 if options.timeout is None else options.timeout
-        status = preflight.run(timeout, options.program, options.json)
+        status = doctor.run(timeout, options.program, options.json)
         sys.stdout.flush()
         os._exit(status)  # a thread may hang in a collective, and would keep the process here
 
