@@ -22,8 +22,8 @@ import torch
 from results import Result
 from torch import nn
 
-from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 from torchclinic.writing import LEFTOVER
+from torchladder.resuming import checkpoints_in, resume, save_checkpoint, why_damaged
 
 
 def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str, int]:

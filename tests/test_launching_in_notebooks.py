@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from torchladder.frames import cell_sources
+from torchclinic.frames import cell_sources
 
 pytestmark = pytest.mark.slow
 HANG = 600  # seconds; ends what hangs, and says nothing about what is merely slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchladder.tables import Table, in_bytes
+from torchclinic.tables import Table, in_bytes
 
 
 def test_numbers_are_flush_right_and_text_flush_left():

@@ -1,7 +1,7 @@
 """The API reference: who uses each name, what each command prints, and what autodoc gets wrong.
 
 Nobody keeps a list of chapters and clinic pages: the notebooks' code says which names it imports
-from `torchladder`, and which attributes of its modules it takes, such as ``torchclinic.where.where_is``.
+from the packages, and which attributes of their modules it takes, such as ``training.train``.
 """
 
 import ast
@@ -22,7 +22,7 @@ from translation import _
 
 from torchclinic import cli
 
-PACKAGE = "torchladder"
+PACKAGES = ("torchladder", "torchclinic")
 LINES = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
 
 
@@ -45,12 +45,12 @@ def parse(source):
 
 
 def names_used(notebook):
-    """The full names, from ``torchladder`` on, that a notebook's code uses."""
+    """The full names, from the package on, that a notebook's code uses."""
     parsed = list(trees(notebook))
     nodes = [node for tree in parsed for node in ast.walk(tree)]
-    known = {PACKAGE: PACKAGE}
+    known = {package: package for package in PACKAGES}
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
             for name in node.names:
                 known[name.asname or name.name] = f"{node.module}.{name.name}"
     chains = (dotted(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute))
@@ -153,7 +153,7 @@ def help_of(command):
 def resolve_backticks(app, env, node, contnode):
     """A name in backticks is a link if it is ours; a parameter or PyTorch's name stays code."""
     target = node["reftarget"]
-    if node.get("reftype") != "obj" or target.startswith(PACKAGE):
+    if node.get("reftype") != "obj" or target.startswith(PACKAGES):
         return None
     domain = env.get_domain("py")
     classes = [name for name in domain.objects if name.endswith(f".{target}")]

@@ -1,7 +1,7 @@
 """Pictures of ``book/figures`` become part of the page, which an ``<img>`` is not.
 
 There they take the colour of the text, so they follow the theme, and their words can be found and
-selected. The frame is that of the figures that cells draw: `torchladder.plotting.Svg`.
+selected. The frame is that of the figures that cells draw: `torchladder.showing.Svg`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""``python -m torchclinic`` is the command ``torchladder``."""
+"""``python -m torchclinic`` is the command ``torchclinic``."""
 
 from torchclinic.cli import main
 

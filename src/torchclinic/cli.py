@@ -1,4 +1,4 @@
-"""The command ``torchladder``: ``doctor``, ``explain``, ``inspect`` and ``fix``."""
+"""The command ``torchclinic``: ``doctor``, ``explain``, ``inspect`` and ``fix``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchladder import OLDEST_TORCH, __version__
+from torchclinic import OLDEST_TORCH, __version__
 
 
 class BadInput(Exception):
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         note(error)
         raise
     if text:
-        print(f"torchladder {options.command}: {text}", file=sys.stderr)
+        print(f"torchclinic {options.command}: {text}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # Python would try again at the end, and complain
@@ -75,7 +75,7 @@ def _bad_input() -> Iterator[None]:
 
 def _parser() -> argparse.ArgumentParser:
     about = "The device ladder: CPU, one GPU, DataParallel, DDP."
-    parser = argparse.ArgumentParser("torchladder", description=about)
+    parser = argparse.ArgumentParser("torchclinic", description=about)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -241,7 +241,7 @@ def _model_named(name: str):
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Print versions, devices, data sets and every problem found; 1 if there is a problem."""
+    """Print versions, devices and every problem found; 1 if there is a problem."""
     for name in ("timeout", "program", "json"):
         value = getattr(options, name)
         if value == "":
@@ -259,34 +259,22 @@ def _doctor(options: argparse.Namespace) -> int:
     import torch
     import torchvision
 
-    from torchladder.devices import device_table
+    from torchclinic.machine import device_table
 
     cuda = torch.version.cuda or torch.version.hip or "none"
-    print(f"torchladder {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"torchclinic {__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(f"torch {torch.__version__} (CUDA {cuda}), torchvision {torchvision.__version__}\n")
     print(device_table(), end="\n\n")
-    print(*data_sets_here(), sep="\n", end="\n\n")
     problems = [f"PROBLEM  {problem}" for problem in find_problems()]
     print(*problems or ["No problem found."], sep="\n")
     return 1 if problems else 0
-
-
-def data_sets_here() -> Iterator[str]:
-    """One line a data set: what it holds, or where it was looked for."""
-    from torchladder.data import load
-
-    for name in ("fashion_mnist_small", "fashion_mnist", "cifar10"):
-        try:
-            yield str(load(name))
-        except (OSError, ValueError) as error:
-            yield f"{name}: {error}"
 
 
 def find_problems() -> Iterator[str]:
     """A sentence for each thing on this machine that will fail or be slow, and the way out."""
     import torch
 
-    from torchladder.devices import why_no_cuda
+    from torchclinic.machine import why_no_cuda
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         yield (

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import combinations, count
@@ -27,21 +27,21 @@ from threading import Thread
 import torch
 import torch.distributed as dist
 
-from torchladder import __version__
-from torchladder.launching import GROUP, PEER_IS_GONE, join_group
-from torchladder.measuring import measure, measure_across_ranks
-from torchladder.tables import Table, in_bytes
+from torchclinic import __version__
+from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
+from torchclinic.tables import Table, in_bytes
 from torchclinic.writing import atomic_file
 
 SIZES = [1000 * 4**i for i in range(1, 9)]  # bytes of an all-reduce: 4 kB to 66 MB
 BUDGET = 5.0  # seconds for all sizes; those that would take longer are left out
+RUNS = 5  # of each size; one more before them is not counted
 GRACE = 5.0  # seconds for answers that are on their way
 # What a rank says that cannot reach another, which may be the fault of either.
 EFFECT = re.compile(PEER_IS_GONE.pattern + "|connectFullMesh|[Tt]ime(d |-)?out")
 # If hosts differ in one of these, it is a problem, and this is what to do.
 MUST_AGREE = {
     "WORLD_SIZE": "start all hosts with the same --nnodes and --nproc-per-node",
-    "torchladder": "install the same on every host",
+    "torchclinic": "install the same on every host",
     "torch": "install the same on every host",
     "CUDA": "install the same build of torch on every host",
     "NCCL": "install the same build of torch on every host",
@@ -119,7 +119,7 @@ def connect(timeout: float) -> dist.Store:
     limit, choices = timedelta(seconds=timeout), {"wait_for_workers": False, "multi_tenant": True}
     store = dist.TCPStore(*place, is_master=opens, timeout=limit, **choices)
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"torchladder/doctor/{attempt}", store)
+    return dist.PrefixStore(f"torchclinic/doctor/{attempt}", store)
 
 
 # --- what a rank is -----------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def facts_of_rank(program: str | None = None) -> dict:
         "driver": driver and driver[0], "torch": torch.__version__,
         "CUDA": torch.version.cuda or torch.version.hip,
         "NCCL": ".".join(map(str, nccl)) or None, "Python": platform.python_version(),
-        "torchladder": __version__, "program": program and hash_of(program),
+        "torchclinic": __version__, "program": program and hash_of(program),
     }  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def host_table(facts: list[dict]) -> Table:
         row = {"host": host, "address": f"{first['address'] or 'none'} ({first['interface']})"}
         row["ranks"] = f"{first['rank']}" + f"-{last['rank']}" * (len(here) > 1)
         row["GPUs"] = f"{first['gpus']} x {first['GPU']}" if first["gpus"] else "–"
-        for key in ("driver", "torch", "CUDA", "NCCL", "Python", "torchladder", "program"):
+        for key in ("driver", "torch", "CUDA", "NCCL", "Python", "torchclinic", "program"):
             row[key] = " / ".join(dict.fromkeys(f[key] or "–" for f in here))
         rows.append(row)
     kept = [key for key in rows[0] if any(row[key] != "–" for row in rows)]
@@ -440,13 +440,23 @@ def all_reduce_times(device: torch.device) -> dict[int, float]:
     times, left = {}, BUDGET
     for size in SIZES:
         tensor = torch.zeros(size // 4, device=device)
-        timing = measure_across_ranks({"": lambda t=tensor: dist.all_reduce(t)}, device=device)[""]
-        times[size] = timing.median
-        runs = len(timing.seconds) + 1
-        left -= runs * timing.median
-        if 4 * runs * timing.median > left:  # the next is four times as large
+        seconds = [timed(lambda t=tensor: dist.all_reduce(t), device) for _ in range(1 + RUNS)]
+        slowest = torch.tensor(median(seconds[1:]), dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        times[size] = slowest.item()
+        left -= len(seconds) * times[size]
+        if 4 * len(seconds) * times[size] > left:  # the next is four times as large
             break
     return times
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of ``work()``, waiting for the GPU."""
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
@@ -498,9 +508,12 @@ def pair_speeds(
                 continue
             peer = sum(pair) - rank
             both = [dist.send, dist.recv] if rank == pair[0] else [dist.recv, dist.send]
-            timing = measure(lambda p=peer, both=both: [f(tensor, p) for f in both], device=device)
+            seconds = [
+                timed(lambda p=peer, both=both: [f(tensor, p) for f in both], device)
+                for _ in range(2 + RUNS)
+            ]
             if rank == pair[0]:
-                speeds[tuple(pair)] = 2 * tensor.nbytes / timing.median
+                speeds[tuple(pair)] = 2 * tensor.nbytes / median(seconds[2:])
     return speeds
 
 

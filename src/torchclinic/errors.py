@@ -508,7 +508,7 @@ def note(error: BaseException) -> None:
     """Let the traceback of `error` end by naming its entry, unless a shell does so (`watch`)."""
     with suppress(Exception):  # whatever happens here, `error` is what the user must see
         shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
-        if not getattr(shell, "torchladder_watch", None) and (found := find(text_of(error))):
+        if not getattr(shell, "torchclinic_watch", None) and (found := find(text_of(error))):
             error.add_note(f"{LINE} {found[0].error.id}")
 
 
@@ -520,17 +520,17 @@ def text_of(error: BaseException) -> str:
 def watch(shell) -> None:
     """Name the entry under each traceback of an IPython shell: ``%load_ext torchclinic``."""
     unwatch(shell)  # there may be one of a module that was reloaded
-    shell.torchladder_watch = _Watch()
-    for event, function in shell.torchladder_watch.events():
+    shell.torchclinic_watch = _Watch()
+    for event, function in shell.torchclinic_watch.events():
         shell.events.register(event, function)
 
 
 def unwatch(shell) -> None:
-    """Undo `watch`: ``%unload_ext torchladder``."""
-    if watching := getattr(shell, "torchladder_watch", None):
+    """Undo `watch`: ``%unload_ext torchclinic``."""
+    if watching := getattr(shell, "torchclinic_watch", None):
         for event, function in watching.events():
             shell.events.unregister(event, function)
-        shell.torchladder_watch = None
+        shell.torchclinic_watch = None
 
 
 class _Watch:
@@ -558,7 +558,7 @@ class _Watch:
         except Exception as problem:  # never the user's
             if not self.complained:
                 self.complained = True
-                print(f"torchladder cannot name entries here: {type(problem).__name__}: {problem}")
+                print(f"torchclinic cannot name entries here: {type(problem).__name__}: {problem}")
 
     def show(self, error: Error) -> None:
         from IPython.display import display

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LEFTOVER = ".torchladder-tmp"  # how the name of a file that is being written ends
+LEFTOVER = ".torchclinic-tmp"  # how the name of a file that is being written ends
 
 
 @contextmanager

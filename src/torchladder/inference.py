@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from torchclinic.modules import unwrapped
 from torchladder.data import ImageSet
 from torchladder.devices import named_device, try_all_gpus
-from torchladder.models import unwrapped
 from torchladder.training import to_device
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 class MLP(nn.Module):
@@ -116,30 +111,3 @@ def count_parameters(model: nn.Module) -> int:
     800940490
     """
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` for a while; afterwards every module is in the mode it was in.
-
-    ``model.train()`` would not do to go back: it also wakes layers that were frozen in `eval`.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def unwrapped(part: Any) -> Any:
-    """The model inside DataParallel, DDP and ``torch.compile``; any other part as it is."""
-    while isinstance(part, nn.Module):
-        if isinstance(part, DataParallel | DistributedDataParallel):
-            part = part.module
-        elif "_orig_mod" in part._modules:
-            part = part._orig_mod
-        else:
-            break
-    return part

@@ -29,9 +29,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchladder import __version__
-from torchladder.models import unwrapped
+from torchclinic.modules import unwrapped
 from torchclinic.writing import atomic_file
+from torchladder import __version__
 
 OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
 VERSIONS = {  # of what decides the numbers that a run computes

@@ -22,12 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from torchclinic.modules import evaluation_mode
+from torchclinic.tables import Table, in_bytes
 from torchladder import resuming
 from torchladder.data import DeviceBatches, ImageData, dataset_of, describe, loader
 from torchladder.devices import gpu_count, named_device, try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
-from torchladder.models import evaluation_mode
-from torchladder.tables import Table, in_bytes
 
 RUNGS = ("cpu", "gpu", "dp", "ddp")
 POSITION = ("epoch", "batch", "step", "seconds")  # where a run is, in its checkpoints

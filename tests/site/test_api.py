@@ -59,7 +59,7 @@ def test_every_public_name_of_a_module_with_a_page_has_exactly_one_entry(entries
 
 def test_a_name_is_found_behind_another_name_after_a_magic_and_beside_a_mistake(tmp_path):
     cells = [
-        "from torchladder import devices as d\nfrom torchladder.tables import Table as T",
+        "from torchladder import devices as d\nfrom torchclinic.tables import Table as T",
         "!nvidia-smi\nd.where_is(model).odd",
         "%%writefile train.py\nimport torchladder\ntorchladder.training.train()",
         "this is no Python; d.try_gpu()",
@@ -73,7 +73,7 @@ def test_a_name_is_found_behind_another_name_after_a_magic_and_beside_a_mistake(
         "torchladder",
         "torchladder.devices",
         "torchclinic.where.where_is",
-        "torchladder.tables.Table",
+        "torchladder.showing.Table",
         "torchladder.training",
         "torchladder.training.train",
     }

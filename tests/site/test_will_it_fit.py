@@ -157,7 +157,7 @@ def test_published_numbers_are_within_ten_percent_or_the_page_says_why_not():
 def answer(call):
     """One call of the table of cases, as the script gives it."""
     name, positional, options = call
-    result = getattr(estimating, name)(*positional, **(options or {}))
+    result = getattr(will_it_fit, name)(*positional, **(options or {}))
     if isinstance(result, will_it_fit.Memory):
         return asdict(result) | {"total": result.total, "at_least": result.at_least}
     return result._asdict() if isinstance(result, tuple) else result

@@ -35,8 +35,8 @@ from torchclinic.checkpoints.state_dicts import (
     describe,
     split,
 )
-from torchladder.models import unwrapped
-from torchladder.tables import in_bytes
+from torchclinic.modules import unwrapped
+from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
 
 

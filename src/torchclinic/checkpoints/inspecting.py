@@ -28,7 +28,7 @@ from torchclinic.checkpoints.state_dicts import (
     split,
     state_dicts,
 )
-from torchladder.tables import in_bytes
+from torchclinic.tables import in_bytes
 
 QUICK = 200e6  # bytes whose checksums take no time worth an option
 

@@ -20,7 +20,7 @@ from torchclinic.checkpoints.keys import (
 from torchclinic.checkpoints.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoints.reports import counted, report
 from torchclinic.checkpoints.state_dicts import choose, split
-from torchladder.models import unwrapped
+from torchclinic.modules import unwrapped
 
 WAY_OUT = "Name new parts in reinit= and old ones in skip=; strict=False loads what fits."
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchclinic.checkpoints.pickles import InertPickle, storage_id, walk
 from torchclinic.checkpoints.reports import printable
-from torchladder.tables import in_bytes
+from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"
 AGAIN = "Copy or save it again."

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from torchladder import plotting
+from torchladder import showing
 
 
 def drawing():
-    return plotting.show(
-        plotting.dots({"one": 1.0, "two": [2.0, 3.0, 5.0]}, title="A <b> title", unit="images/s"),
+    return showing.show(
+        showing.dots({"one": 1.0, "two": [2.0, 3.0, 5.0]}, title="A <b> title", unit="images/s"),
         alt='Two "bars"',
     )
 
@@ -18,7 +18,7 @@ def test_ink_is_the_pages_text_colour_and_no_stand_in_is_left():
     svg = drawing().svg
     assert "currentColor" in svg
     for name in ("ink", "faint"):
-        assert plotting.COLORS[name] not in svg
+        assert showing.COLORS[name] not in svg
     assert not re.search(r"#000000|#ffffff|: (black|white)", svg)
 
 
@@ -33,7 +33,7 @@ def test_the_alternative_text_is_escaped_and_required():
     assert 'aria-label="Two &quot;bars&quot;"' in figure._repr_html_()
     assert repr(figure) == 'Figure: Two "bars"'
     with pytest.raises(ValueError, match="needs alt text"):
-        plotting.show(plotting.figure()[0], alt=" ")
+        showing.show(showing.figure()[0], alt=" ")
 
 
 def test_the_same_data_gives_the_same_bytes():
@@ -48,13 +48,13 @@ def test_ids_are_only_those_that_are_referred_to():
 
 
 def test_dots_show_every_run_and_their_median():
-    fig = plotting.dots({"a": [4.0, 2.0], "b": 5.0}, title="t", unit="u")
+    fig = showing.dots({"a": [4.0, 2.0], "b": 5.0}, title="t", unit="u")
     runs, middle, single, _ = (list(line.get_xdata()) for line in fig.axes[0].lines)
     assert (runs, middle, single) == ([2.0, 4.0], [3.0], [5.0])
     assert [text.get_text() for text in fig.axes[0].texts] == ["3", "5"]
 
 
-@pytest.mark.parametrize("draw", [plotting.bars, plotting.dots])
+@pytest.mark.parametrize("draw", [showing.bars, showing.dots])
 def test_rows_go_down_and_begin_at_zero(draw):
     axes = draw({"first": 1.0, "second": 2.0}, title="t", unit="u").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
@@ -64,26 +64,26 @@ def test_rows_go_down_and_begin_at_zero(draw):
 
 
 def test_bars_take_a_rungs_colour_or_any_other():
-    fig = plotting.bars({"a": 1, "b": 1}, title="t", unit="u", colors={"a": "ddp", "b": "#123456"})
+    fig = showing.bars({"a": 1, "b": 1}, title="t", unit="u", colors={"a": "ddp", "b": "#123456"})
     colours = [patch.get_facecolor()[:3] for patch in fig.axes[0].patches]
     assert [round(c * 255) for c in colours[0]] == [0, 158, 115]
     assert [round(c * 255) for c in colours[1]] == [0x12, 0x34, 0x56]
 
 
-@pytest.mark.parametrize("draw", [plotting.bars, plotting.dots])
+@pytest.mark.parametrize("draw", [showing.bars, showing.dots])
 def test_nothing_to_draw_is_an_error(draw):
     with pytest.raises(ValueError, match="no values"):
         draw({}, title="t", unit="u")
 
 
 def test_several_axes_share_one_title():
-    fig, axes = plotting.figure("Both", ncols=2)
+    fig, axes = showing.figure("Both", ncols=2)
     assert len(axes) == 2
     assert fig.get_suptitle() == "Both"
 
 
 def test_a_long_title_takes_two_lines_and_long_labels_too():
-    fig = plotting.dots({"a batch at once, two workers": 1.0}, title="word " * 12, unit="u")
+    fig = showing.dots({"a batch at once, two workers": 1.0}, title="word " * 12, unit="u")
     assert len(fig.get_suptitle().splitlines()) == 2
     (label,) = fig.axes[0].get_yticklabels()
     assert label.get_text() == "a batch at once,\ntwo workers"
@@ -109,4 +109,4 @@ def test_each_rungs_colour_stands_out_on_a_light_and_on_a_dark_page():
 
     for rung in ("cpu", "gpu", "dp", "ddp", "fsdp"):
         for page in ("#ffffff", "#121212"):
-            assert contrast(plotting.COLORS[rung], page) >= 3, (rung, page)
+            assert contrast(showing.COLORS[rung], page) >= 3, (rung, page)

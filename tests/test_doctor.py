@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from torchclinic import doctor
-from torchladder.launching import GROUP, launch
 from torchclinic.doctor import (
     blame,
     bus_bandwidth,
@@ -29,6 +28,8 @@ from torchclinic.doctor import (
     slow_pairs,
     verdict,
 )
+from torchclinic.process_group import GROUP
+from torchladder.launching import launch
 
 HANG = 120  # seconds; twenty times what a test takes here
 DOCTOR = ["-m", "torchclinic", "doctor", "--distributed"]

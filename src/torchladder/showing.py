@@ -1,4 +1,4 @@
-"""The book's figures: one style, one colour a rung, legible on a light and on a dark page.
+"""The book's tables and figures: one style, one colour a rung, legible in both themes.
 
 A figure is drawn with ordinary matplotlib and shown as inline SVG whose ink is the colour of the
 text around it, so it follows the reader's theme. Text stays text: it can be searched, selected
@@ -17,6 +17,9 @@ from statistics import median
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from torchclinic.tables import Table as Table
+from torchclinic.tables import in_bytes as in_bytes
 
 # Okabe and Ito's colour-blind-safe hues (https://jfly.uni-koeln.de/color/), blue, grey and purple
 # shifted until each has a contrast of at least 3:1 on white and on the dark theme's background.

@@ -1,0 +1,22 @@
+"""What is wrong here, and what do I do? The tools that a reader of *The Device Ladder* takes away.
+
+`errors` explains a log, `checkpoints` inspects, mends and loads files of any framework, `doctor`
+looks at machines, `where` and `cuda_start` find the line, `will_it_fit` knows before you train.
+"""
+
+__version__ = "0.2.0"
+OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
+
+
+def load_ipython_extension(shell) -> None:
+    """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
+    from torchclinic.errors import watch
+
+    watch(shell)
+
+
+def unload_ipython_extension(shell) -> None:
+    """``%unload_ext torchclinic``."""
+    from torchclinic.errors import unwatch
+
+    unwatch(shell)

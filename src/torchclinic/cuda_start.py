@@ -1,0 +1,175 @@
+"""Which line started CUDA, so that a forked process cannot use it?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import FrameType
+
+import torch
+
+from torchclinic.frames import caller, calls_down_to
+
+# The calls after which PyTorch refuses CUDA in a forked process, each looked up by this name
+# whenever it is needed. `_lazy_init` itself has copies: torch.cuda.memory and torch.cuda.random
+# import it by name, as may any library, and C++ (`tensor.cuda()`, `torch.ones(2, device="cuda")`)
+# asks torch.cuda for it. All run the same function, which asks `_is_in_bad_fork` right before it
+# starts CUDA, in every build. Not covered: what reaches the driver without any of these.
+_SPOIL_FORKS = (
+    (torch.cuda, "_is_in_bad_fork", "started"),
+    (torch._C, "_cuda_getDeviceCount", "asked"),
+    (torch._C, "_cuda_getArchFlags", "asked"),
+)
+
+BEFORE = """\
+Before the block, CUDA had been started or asked about the GPUs: a forked process cannot use it.
+Restart the kernel (or the script), and put the earlier lines into the block too."""
+ASKED = """\
+This asked CUDA about the GPUs; a process forked later cannot use CUDA:
+{calls}
+With PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment by then, torch.cuda.is_available() asks
+NVIDIA's NVML instead, and leaves forks alone."""
+STARTED = """\
+This started CUDA; a process forked later cannot use it:
+{calls}"""
+TRIED = """\
+This tried to start CUDA:
+{calls}"""
+NOTHING = "As far as PyTorch knows, nothing in the block started CUDA or asked about the GPUs."
+
+_watching: list[tuple[CudaStart, FrameType | None]] = []  # one for each block that is running
+_originals: list[tuple[object, str, Callable]] = []  # to be put back when the last block is left
+_lock = threading.Lock()
+
+
+class CudaStart:
+    """What started CUDA in a block; prints as an answer. See `who_starts_cuda`.
+
+    Attributes
+    ----------
+    before : bool
+        Whether a process forked before the block could not have used CUDA.
+    asked : list[traceback.FrameSummary]
+        The calls, the outermost first, down to the first that asked CUDA about the GPUs without
+        starting it; empty if none did.
+    started : list[traceback.FrameSummary]
+        The same for the first that started CUDA, or tried to.
+    """
+
+    def __init__(self, before: bool) -> None:
+        self.before = before
+        self.asked: list[traceback.FrameSummary] = []
+        self.started: list[traceback.FrameSummary] = []
+        self._initialized = False
+
+    def __repr__(self) -> str:
+        parts = [
+            (self.before, BEFORE, []),
+            (self.asked, ASKED, self.asked),
+            (self.started, STARTED if self._initialized else TRIED, self.started),
+        ]
+        texts = [
+            text.format(calls="".join(traceback.StackSummary.from_list(calls).format()).rstrip())
+            for found, text, calls in parts
+            if found
+        ]
+        return "\n\n".join(texts) or NOTHING
+
+
+@contextmanager
+def who_starts_cuda() -> Iterator[CudaStart]:
+    """Find the import or line in a ``with`` block after which a forked process cannot use CUDA.
+
+    That process fails with "Cannot re-initialize CUDA in forked subprocess". Two kinds of call lead
+    to it. One starts CUDA: ``model.cuda()``, for example. The other only asks about the GPUs, as
+    ``torch.cuda.is_available()`` does; ``torch.cuda.is_initialized()`` is still False after it.
+    Many libraries ask when they are imported.
+
+    The call may come from another thread, and the block may end in an exception. Where there is no
+    GPU, the attempt to start CUDA is found. Nothing is started on entry, but a process is forked
+    that ends at once: only there does PyTorch tell what happened before the block.
+
+    What starts CUDA's driver from C++ alone is not found: ``pin_memory``, ``torch.cuda.Stream()``,
+    the first ``backward()`` of a CUDA build even on the CPU, or another library, such as CuPy.
+    PyTorch does not note it either, so that the forked process fails with other words, if it does.
+
+    Yields
+    ------
+    CudaStart
+        To be printed after the block. For each kind it holds the first such call, with those that
+        led to it: from the line in the block down through libraries. The standard library and most
+        of PyTorch are left out. Cells of a notebook have their labels.
+
+    Examples
+    --------
+    On a machine without a GPU, CUDA cannot start, and the line is found all the same:
+
+    >>> from contextlib import suppress
+    >>> def weights():
+    ...     return torch.zeros(3, device="cuda")
+    >>> with who_starts_cuda() as found, suppress(AssertionError, RuntimeError):
+    ...     model = weights()
+    >>> [call.line for call in found.started]
+    ['model = weights()', 'return torch.zeros(3, device="cuda")']
+    """
+    before = torch.cuda.is_initialized() or _forks_are_spoiled()
+    found = CudaStart(before)
+    watch = (found, caller(sys._getframe(1)))
+    try:
+        with _lock:
+            _watching.append(watch)
+            if not _originals:
+                _watch_calls()
+        yield found
+    finally:
+        with _lock:
+            _watching[:] = [other for other in _watching if other is not watch]
+            while _originals and not _watching:
+                setattr(*_originals.pop())
+        found._initialized = torch.cuda.is_initialized()
+
+
+def _watch_calls() -> None:
+    for owner, name, kind in _SPOIL_FORKS:
+        if hasattr(owner, name):  # a build without CUDA has only the first
+            _originals.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, _noting(getattr(owner, name), kind))
+
+
+def _noting(function: Callable, kind: str) -> Callable:
+    @wraps(function)
+    def noted(*args, **kwargs):
+        call = sys._getframe(1)
+        # `manual_seed` and others ask `_is_in_bad_fork` too, and start nothing.
+        if kind == "asked" or call.f_code.co_name == "_lazy_init":
+            for found, block in list(_watching):
+                if not found.started and not getattr(found, kind):
+                    setattr(found, kind, calls_down_to(call, block))
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def _forks_are_spoiled() -> bool:
+    """Whether a process forked now could not use CUDA: PyTorch tells it only in that process."""
+    if not torch.backends.cuda.is_built() or not hasattr(os, "fork"):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of forks where there are threads
+            process = os.fork()
+        if not process:
+            spoiled = False
+            try:
+                spoiled = torch.cuda._is_in_bad_fork()
+            finally:
+                os._exit(spoiled)
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+    except OSError:  # no process to spare, or something else waited for it: then nobody knows
+        return False

@@ -1,0 +1,158 @@
+"""What has this machine, and why does PyTorch see no GPU?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torchclinic.tables import Table, in_bytes
+
+ROOT = Path("/")  # of the files in which Linux tells about itself
+
+
+def why_no_cuda() -> str:
+    """One sentence on why ``torch.cuda.is_available()`` is False, and what to do."""
+    if not torch.backends.cuda.is_built():
+        return "this build of torch has no CUDA support; install one that has (pytorch.org)."
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.replace("-1", "").strip():
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it and start again."
+    if not Path("/proc/driver/nvidia").exists():
+        return "no NVIDIA driver is loaded on this machine; without a GPU, use the CPU."
+    return "torch found no usable GPU; run nvidia-smi to see whether the driver does."
+
+
+# --- the device table ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one device is and can do; memory in bytes, `None` where the system does not say."""
+
+    device: torch.device
+    name: str
+    memory_total: int | None
+    memory_free: int | None
+    capability: str | None
+    bf16: str
+    peers: tuple[torch.device, ...] = ()
+
+
+class DeviceTable(list[Device]):
+    """A list of `Device` that prints as a table."""
+
+    def _table(self) -> Table:
+        columns = {
+            "device": [d.device for d in self],
+            "name": [d.name for d in self],
+            "memory": [in_bytes(d.memory_total) for d in self],
+            "free": [in_bytes(d.memory_free) for d in self],
+            "capability": [d.capability or "–" for d in self],
+            "bf16": [d.bf16 for d in self],
+        }
+        if any(d.peers for d in self):
+            columns["reaches directly"] = [", ".join(map(str, d.peers)) or "–" for d in self]
+        return Table(list(columns), zip(*columns.values(), strict=True))
+
+    def __repr__(self) -> str:
+        return repr(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+
+def device_table() -> DeviceTable:
+    """Every device of this machine, the CPU first.
+
+    Asking a GPU for its free memory starts CUDA on it, which takes a few hundred MB there.
+    ``bf16`` is *native* where the hardware computes in bfloat16, *emulated* where PyTorch only
+    converts back and forth (slower than float16: a T4, for example), else *no*.
+    """
+    table = DeviceTable([_cpu()])
+    if torch.cuda.is_available():
+        table += [_cuda(i) for i in range(torch.cuda.device_count())]
+    elif torch.backends.mps.is_available():
+        table.append(_mps())
+    return table
+
+
+def cpu_name() -> str:
+    """The CPU's model, as far as the operating system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and (found := re.search(r"model name\s*: (.+)", cpuinfo.read_text())):
+        return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def cpu_memory() -> tuple[int | None, int | None]:
+    """Total and free bytes of the CPU's memory; `None` where the system does not say.
+
+    On Linux, memory that only keeps copies of files is free, and both numbers heed the limits of
+    control groups: a container's, or a Slurm job's.
+    """
+    meminfo = ROOT / "proc/meminfo"
+    if not meminfo.exists():
+        if not hasattr(os, "sysconf"):  # Windows
+            return None, None
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
+    kib = dict(re.findall(r"(\w+): +(\d+) kB", meminfo.read_text()))
+    total, free = (1024 * int(kib[name]) for name in ("MemTotal", "MemAvailable"))
+    for limit, left in _memory_limits():
+        total, free = min(total, limit), min(free, left)
+    return total, free
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """The limit of each control group around this process, and what is left of it, in bytes."""
+    names = [("memory.max", "memory.current")]  # of version 2, then of version 1
+    names += [("memory.limit_in_bytes", "memory.usage_in_bytes")]
+    groups = ROOT / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = ROOT / "sys/fs/cgroup" / controllers
+        group = top / path.strip("/")
+        for folder in [group, *(g for g in group.parents if g.is_relative_to(top))]:
+            for limit, used in names:
+                with suppress(OSError, ValueError):  # no such file or folder; no limit: "max"
+                    limit, used = (int((folder / name).read_text()) for name in (limit, used))
+                    cached = re.findall(
+                        r"inactive_file (\d+)", (folder / "memory.stat").read_text()
+                    )
+                    yield limit, limit - used + max(map(int, cached))
+
+
+def _cpu() -> Device:
+    native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    name = f"{cpu_name()} ({os.cpu_count()} cores)"
+    bf16 = "native" if native else "emulated"
+    return Device(torch.device("cpu"), name, *cpu_memory(), None, bf16)
+
+
+def _cuda(i: int) -> Device:
+    properties = torch.cuda.get_device_properties(i)
+    capability = f"{properties.major}.{properties.minor}"
+    free, total = torch.cuda.mem_get_info(i)
+    with torch.cuda.device(i):
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        emulated = torch.cuda.is_bf16_supported()
+    bf16 = "native" if native else "emulated" if emulated else "no"
+    others = [j for j in range(torch.cuda.device_count()) if j != i]
+    peers = [torch.device("cuda", j) for j in others if torch.cuda.can_device_access_peer(i, j)]
+    device = torch.device("cuda", i)
+    return Device(device, properties.name, total, free, capability, bf16, tuple(peers))
+
+
+def _mps() -> Device:
+    total = torch.mps.recommended_max_memory()
+    free = total - torch.mps.driver_allocated_memory()
+    bf16 = "native" if torch.backends.mps.is_macos_or_newer(14, 0) else "no"
+    return Device(torch.device("mps"), "Apple GPU", total, free, None, bf16)

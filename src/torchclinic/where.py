@@ -1,0 +1,282 @@
+"""Where is everything, and where do two devices meet?"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from torchclinic.modules import evaluation_mode
+from torchclinic.tables import in_bytes
+
+
+def named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in models, optimizers and (nested) inputs, with a name a reader can find.
+
+    A model gives its parameters, its buffers and, marked as such, tensors kept as plain
+    attributes: those are what ``model.to(device)`` leaves behind.
+    """
+    inputs = 0
+    for thing in things:
+        if isinstance(thing, nn.Module):
+            yield from _of_model(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            for i, state in enumerate(thing.state.values()):
+                yield from _nested(f"{type(thing).__name__}.state[{i}]", state)
+        else:
+            yield from _nested(f"input {inputs}", thing)
+            inputs += 1
+
+
+def _of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    registered = [*model.named_parameters(), *model.named_buffers()]
+    yield from registered
+    # Most attributes lead to registered tensors again: `_parameters`, say, or an RNN's own list.
+    known = {id(tensor) for _, tensor in registered}
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            label = f"{path}.{key} (plain attribute)".removeprefix(".")
+            for name, tensor in _nested(label, value):
+                if id(tensor) not in known:
+                    yield name, tensor
+
+
+def _nested(name: str, value: object, around: tuple = ()) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in `value`; `around` are the containers that it is in, which it may hold."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif any(value is container for container in around):
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _nested(f"{name}[{key!r}]", item, (*around, value))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _nested(f"{name}[{i}]", item, (*around, value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _nested(
+                f"{name}.{field.name}", getattr(value, field.name, None), (*around, value)
+            )
+    elif isinstance(value, nn.Module):  # in a plain list, say, where `to` does not look
+        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield f"{name}.{key}", tensor
+
+
+class Placement:
+    """Which tensor is on which device; see `where_is`.
+
+    Attributes
+    ----------
+    devices : dict[torch.device, list[str]]
+        Names of the tensors on each device, the device with most bytes first.
+    odd : dict[str, torch.device]
+        The tensors that are not on that first device and should be.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]], counters: Iterable[int] = ()) -> None:
+        names: dict[torch.device, list[str]] = {}
+        size: Counter[torch.device] = Counter()
+        counters, self._counters = set(counters), []
+        for name, tensor in tensors:
+            names.setdefault(tensor.device, []).append(name)
+            parts = [tensor]
+            if tensor.layout is torch.sparse_coo:
+                parts = [tensor._indices(), tensor._values()]
+            size[tensor.device] += sum(part.nbytes for part in parts)
+            if id(tensor) in counters:
+                self._counters.append(name)
+        self._bytes = size
+        self.devices = {device: names[device] for device, _ in size.most_common()}
+        others = list(self.devices)[1:]
+        odd = {name: device for device in others for name in self.devices[device]}
+        self.odd = {name: device for name, device in odd.items() if name not in self._counters}
+
+    def __repr__(self) -> str:
+        if not self.devices:
+            return "no tensors found"
+        first, *others = self.devices
+        if not others:
+            count = len(self.devices[first])
+            return f"all {count} tensors on {first} ({in_bytes(self._bytes[first])})"
+        lines = [
+            f"{device}: {len(names)} tensors, {in_bytes(self._bytes[device])}"
+            for device, names in self.devices.items()
+        ]
+        if self._counters:
+            lines.append(
+                f"the optimizer's step counters, which belong on cpu: {len(self._counters)}"
+            )
+        if self.odd:
+            lines.append(f"not on {first}:")
+        lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
+        if len(self.odd) > 10:
+            lines.append(f"  ... and {len(self.odd) - 10} more")
+        return "\n".join(lines).replace(" 1 tensors", " 1 tensor")
+
+
+def where_is(*things: object) -> Placement:
+    """Every device found in models, optimizers and inputs, and the odd ones out by name.
+
+    An input is a tensor, or a list, tuple, mapping or dataclass that holds tensors at any depth.
+    Adam and others count their steps on the CPU, unless they are fused or capturable; those
+    counters are not odd.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, device="meta"))
+    >>> where_is(model, torch.zeros(8, 4))
+    cpu: 3 tensors, 188 B
+    meta: 2 tensors, 32 B
+    not on cpu:
+      1.weight is on meta
+      1.bias is on meta
+    """
+    optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
+    counters = [id(step) for optimizer in optimizers for step in _cpu_counters(optimizer)]
+    return Placement(named_tensors(*things), counters=counters)
+
+
+def _cpu_counters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            for parameter in group["params"]:
+                step = optimizer.state.get(parameter, {}).get("step")
+                if isinstance(step, Tensor) and step.device.type == "cpu":
+                    yield step
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first place in a forward pass where two devices meet; see `find_mismatch`."""
+
+    module: str
+    module_type: str
+    operation: str
+    tensors: dict[str, torch.device]
+    error: str
+
+    def __repr__(self) -> str:
+        where = f"{self.module!r} ({self.module_type})" if self.module else self.module_type
+        found = "\n".join(f"  {name} is on {device}" for name, device in self.tensors.items())
+        return f"{self.operation} in {where} mixes devices:\n{found}"
+
+
+def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mismatch | None:
+    """Run ``model(*inputs, **keywords)`` and name the first module in which two devices meet.
+
+    PyTorch's own error names the two devices but neither the layer nor the tensors. The pass runs
+    without gradients and in evaluation mode (so running statistics stay as they were); every
+    module's own mode is put back. Compiled modules run uncompiled. Without a GPU, move a copy of
+    the model and its input to ``"meta"``: what ``to`` leaves behind is then on the CPU.
+
+    None means that the pass went through. An error that has another reason is raised as it is.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, device="meta"))
+    >>> find_mismatch(model, torch.zeros(8, 4))
+    linear in '2' (Linear) mixes devices:
+      argument 0 is on cpu
+      2.weight is on meta
+      2.bias is on meta
+    """
+    watch = _DeviceWatch(model)
+    tensors = named_tensors(model, *inputs, *keywords.values())
+    # Some operations cannot run under a dispatch mode: flex_attention, for example.
+    check = _MetaCheck() if any(t.is_meta for _, t in tensors) else nullcontext()
+    # A compiled module takes no torch-function mode with state of its own. Only where something is
+    # compiled has torch._dynamo been imported, and it takes seconds to import.
+    compiled = "torch._dynamo" in sys.modules
+    hooks = [hook for name, module in model.named_modules() for hook in watch.hooks(name, module)]
+    try:
+        with (
+            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+            evaluation_mode(model),
+            torch.no_grad(),
+            check,
+            watch,
+        ):
+            model(*inputs, **keywords)
+        return None
+    except Exception:
+        if watch.found is None:
+            raise
+        return watch.found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _DeviceWatch(TorchFunctionMode):
+    """Remembers the operation that failed on tensors of more than one device.
+
+    The operation runs first, because PyTorch allows some mixtures: a 0-dim CPU tensor or a CPU
+    index with a GPU tensor, for example.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {id(tensor): name for name, tensor in named_tensors(model)}
+        self.modules: list[tuple[str, nn.Module]] = []  # being called, the innermost last
+        self.found: Mismatch | None = None
+
+    def hooks(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        def enter(*_) -> None:
+            self.modules.append((name, module))
+
+        def leave(*_) -> None:
+            self.modules.pop()
+
+        after = module.register_forward_hook(leave, always_call=True)
+        return [module.register_forward_pre_hook(enter), after]
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            tensors = {}
+            for label, value in [*enumerate(args), *kwargs.items()]:
+                for name, tensor in _nested(f"argument {label}", value):
+                    tensors[self.names.get(id(tensor), name)] = tensor.device
+            if len(set(tensors.values())) > 1:
+                path, module = self.modules[-1]
+                operation = getattr(function, "__name__", str(function)).strip("_")
+                self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))
+            raise
+
+
+class _MetaCheck(TorchDispatchMode):
+    """Raises where tensors on meta meet others, in the operations in which PyTorch does not.
+
+    A convolution, a matrix product or an embedding of meta and CPU tensors runs without an error.
+    Between a GPU and the CPU it would not, and meta stands for a GPU here.
+    """
+
+    supports_higher_order_operators = True
+    # These take an index or the lengths of sequences from the CPU, or copy across devices.
+    MIXING = frozenset(
+        ["index", "index_put", "index_put_", "_unsafe_index", "copy", "copy_", "_ctc_loss",
+         "_pack_padded_sequence"]
+    )  # fmt: skip
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "overloadpacket", function).__name__ not in self.MIXING:
+            tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
+            devices = {str(t.device): None for t in tensors if t.dim() or t.device.type != "cpu"}
+            if len(devices) > 1 and "meta" in devices:
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {' and '.join(devices)}!"
+                )
+        return function(*args, **kwargs)
