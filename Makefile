@@ -30,19 +30,19 @@ book: venv _build/pages  ## build the site; what is unchanged since the last tim
 # What was ordered comes first: the chapters. A part that fails keeps no other from running.
 PARTS := lint notebooks package site tools
 
-test: venv  ## check the code, every output of every chapter, the package, the site and the tools
+test: $(VENV)/tested  ## check the code, every output of every chapter, the package, the site and the tools
 	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	echo; if [ "$$failed" ]; then echo "Failed:$$failed. To run only that again: make$$failed"; exit 1; fi; \
 	echo "All checks passed: $(PARTS)."
 
-lint: venv
+lint: $(VENV)/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 _build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
 	rm -rf $(HTML) _build/.doctrees
 
-pdf: venv  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
+pdf: $(VENV)/tested  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
 	$(BIN)/python tools/pdf.py
 
 zip: book  ## write the site to read without network, _build/the-device-ladder.zip
@@ -60,16 +60,16 @@ notebooks: venv
 
 PART = $(PYTEST) --dist loadfile -m "not long" --durations=10 --junitxml=$(REPORTS)/$@.xml
 
-package: venv
+package: $(VENV)/tested
 	$(PART) --cov --cov-report=term --ignore=tests/site --ignore=tests/tools
 
 # From scratch: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
-site: venv
+site: $(VENV)/tested
 	rm -rf $(HTML) _build/.doctrees
 	$(SPHINX)
 	TORCHLADDER_SITE=$(HTML) $(PART) tests/site
 
-tools: venv
+tools: $(VENV)/tested
 	$(PART) tests/tools
 
 refresh: venv  ## run every chapter and store its outputs
@@ -93,11 +93,11 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, and how
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
 	$(MAKE) VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package site tools" test
 
-test-long: venv  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
+test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
 
-bench: venv  ## measure the book's tools against their peers; minutes, on a quiet machine
+bench: $(VENV)/tested  ## measure the book's tools against their peers; minutes, on a quiet machine
 	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(GROUPS)
 
 # In an environment of its own, which needs no PyTorch.
@@ -119,12 +119,19 @@ publish:  ## push the site that make book has built to the branch gh-pages, from
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt
 
+INSTALL = $(BIN)/pip install $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
 $(VENV)/installed: requirements.txt pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; this is {v[0]}.{v[1]}. Use: make PYTHON=/path/to/python3.11")'
 	@echo "Installing what requirements.txt lists into $(VENV): at first several minutes, and on Linux about 6 GB of disk."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install -r requirements.txt $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+	$(INSTALL) -r requirements.txt
+	@touch $@
+
+# What only the tests need, such as the libraries that they compare with.
+$(VENV)/tested: $(VENV)/installed
+	$(INSTALL) -e ".[test]"
 	@touch $@
 
 clean:  ## remove what was built; .venv stays

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from results import Result, measured_on, table
 
-from torchladder.devices import cpu_name
+from torchclinic.machine import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")

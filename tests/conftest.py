@@ -34,15 +34,3 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if not any(map(item.get_closest_marker, ("slow", "long", "gpu", "multigpu", "timeout"))):
             item.add_marker(pytest.mark.timeout(60))  # others: see pyproject.toml
-
-
-def pytest_terminal_summary(terminalreporter):
-    if not any("test_notebooks.py" in r.nodeid for r in terminalreporter.getreports("passed")):
-        return
-    from test_notebooks import compared_counts
-
-    counts = compared_counts()
-    counts["all chapters"] = tuple(map(sum, zip(*counts.values(), strict=True)))
-    terminalreporter.section("outputs that nbval compares")
-    for name, (ours, every) in counts.items():
-        terminalreporter.line(f"{name}: {ours} of {every} ({ours / max(every, 1):.0%})")

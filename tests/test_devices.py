@@ -19,21 +19,10 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchladder import devices
-from torchladder.devices import (
-    Device,
-    DeviceTable,
-    cpu_memory,
-    device_table,
-    find_mismatch,
-    gpu_count,
-    named_device,
-    named_tensors,
-    try_all_gpus,
-    try_gpu,
-    where_is,
-    why_no_cuda,
-)
+from torchclinic import machine
+from torchclinic.machine import Device, DeviceTable, cpu_memory, device_table, why_no_cuda
+from torchclinic.where import find_mismatch, named_tensors, where_is
+from torchladder.devices import gpu_count, named_device, try_all_gpus, try_gpu
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA0, CUDA1 = torch.device("cuda:0"), torch.device("cuda:1")
@@ -243,7 +232,7 @@ def linux_with_24_gb(root, **files):
 
 
 def test_free_memory_is_what_can_be_had_cached_files_included(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     linux_with_24_gb(tmp_path)
     assert cpu_memory() == (24 * 2**30, 19 * 2**30)
 
@@ -273,7 +262,7 @@ CONTAINER = "sys/fs/cgroup/memory"  # of the older version; its own path is not 
     ids=["a Slurm job, version 2", "a container, version 1"],
 )
 def test_a_limit_on_memory_is_all_there_is(tmp_path, monkeypatch, files):
-    monkeypatch.setattr(devices, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     linux_with_24_gb(tmp_path, **files)
     assert cpu_memory() == (8 * 2**30, 4 * 2**30)
 
@@ -323,7 +312,7 @@ def test_an_apple_gpu_is_in_the_table(mps, monkeypatch):
 
 
 def test_a_system_that_does_not_say_leaves_dashes(no_gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.delattr(os, "sysconf", raising=False)
     real = Path.exists
     monkeypatch.setattr(Path, "exists", lambda p: str(p) != "/proc/cpuinfo" and real(p))

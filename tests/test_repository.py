@@ -12,15 +12,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-import release_notes
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import torchclinic
 import torchladder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,33 +168,11 @@ def test_of_the_tests_that_run_with_this_one_those_that_build_the_site_are_slow(
             assert item.get_closest_marker("slow"), item.nodeid
 
 
-# --- versions and releases ----------------------------------------------------------------------
+# --- versions -----------------------------------------------------------------------------------
 
 
-def test_package_citation_and_changelog_name_one_version_and_one_date():
-    assert set(release_notes.versions(ROOT).values()) == {torchladder.__version__}
-    (dated,) = re.findall(rf"^## \[{torchladder.__version__}\] - (.+)$", text("CHANGELOG.md"), re.M)
-    assert yaml.safe_load(text("CITATION.cff"))["date-released"].isoformat() == dated
-
-
-def test_the_changelog_has_a_dated_section_for_each_release_the_newest_first():
-    headings = re.findall(r"^## (.*)$", text("CHANGELOG.md"), re.MULTILINE)
-    found = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", h) for h in headings]
-    order = [(*map(int, match.groups()[:3]), match[4]) for match in found]
-    assert order == sorted(order, reverse=True)
-    assert len(set(order)) == len(order) >= 2
-    kinds = set(re.findall(r"^### (.*)$", text("CHANGELOG.md"), re.MULTILINE))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
-def test_the_notes_of_a_release_are_its_section_and_no_other_tag_has_any(capsys):
-    release_notes.main(f"v{torchladder.__version__}")
-    printed = capsys.readouterr().out
-    assert printed.startswith("### ")
-    assert "\n## " not in printed
-    for tag in ("v99.0.0", torchladder.__version__):
-        with pytest.raises(SystemExit, match="is no release of this"):
-            release_notes.main(tag)
+def test_the_citation_names_the_packages_version():
+    assert yaml.safe_load(text("CITATION.cff"))["version"] == torchladder.__version__
 
 
 # --- what is installed --------------------------------------------------------------------------
@@ -218,6 +195,7 @@ def test_the_versions_tested_together_are_within_what_is_required():
     pinned = {canonicalize_name(name): version for name, version in pinned.items()}
     wanted = [Requirement(name) for name, _, _ in requirements() if not name.startswith("-e")]
     wanted += map(Requirement, PROJECT["dependencies"])
+    wanted += map(Requirement, PROJECT["optional-dependencies"]["test"])
     for requirement in wanted:
         name = canonicalize_name(requirement.name)
         if name != "setuptools":  # pip freeze leaves it out
@@ -228,13 +206,7 @@ def test_the_oldest_versions_are_those_that_the_package_asks_for():
     oldest = dict(re.findall(r"^(\w+)==([\d.]+)\.\*$", text("oldest.txt"), re.MULTILINE))
     asked = dict(re.findall(r"(\w+)>=([\d.]+)", " ".join(PROJECT["dependencies"])))
     assert oldest == {name: asked[name] for name in ("torch", "torchvision")}
-    assert ".".join(map(str, torchladder.OLDEST_TORCH)) == oldest["torch"]
-
-
-def test_all_that_is_required_is_installed_here():
-    for name, _, _ in requirements():
-        if not name.startswith("-e"):
-            metadata.version(Requirement(name).name)
+    assert ".".join(map(str, torchclinic.OLDEST_TORCH)) == oldest["torch"]
 
 
 # --- what newcomers read ------------------------------------------------------------------------
@@ -271,3 +243,23 @@ def test_the_kinds_of_files_that_the_security_policy_names_are_tested():
         assert re.search(
             rf"^@bad\(.*\)\ndef {kind}\(", text("tests/checkpoints/checkpoint_files.py"), re.M
         )
+
+
+CHAPTERS = [
+    entry["file"].removeprefix("notebooks/")
+    for part in yaml.safe_load(text("_toc.yml"))["parts"]
+    for entry in part["chapters"]
+    if re.match(r"notebooks/\d\d_", entry["file"])
+]
+
+
+def test_the_readme_lists_every_chapter_in_order():
+    rows = re.findall(r"^\| \[(\d\d)\]\(notebooks/(.*)\.ipynb\)", text("README.md"), re.MULTILINE)
+    assert rows == [(name[:2], name) for name in CHAPTERS]
+
+
+def test_a_link_to_a_chapter_names_its_number():
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("book/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]:
+        link = r"\[chapter (\d\d)[^\]]*\]\((?:\.\./)?(?:notebooks/)?(\d\d)_"
+        for named, linked in re.findall(link, path.read_text(encoding="utf-8"), re.IGNORECASE):
+            assert named == linked, path.name

@@ -23,11 +23,12 @@ GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussio
 def clinic_notebook(part: str) -> nbformat.NotebookNode:
     """The notebook of one part of the catalogue, without outputs."""
     about = parts()[part]
-    cells = [markdown(f"# {about['title']}", about["opening"]), code(about["setup"])]
-    for error in catalogue().values():
-        if error.part == part:
-            cells += entry(error)
-    return nbformat.v4.new_notebook(cells=cells)
+    sections = {part: [markdown(f"# {about['title']}", about["opening"]), code(about["setup"])]}
+    sections |= {error.id: entry(error) for error in catalogue().values() if error.part == part}
+    for name, cells in sections.items():
+        for number, cell in enumerate(cells):
+            cell.id = f"{name}-{number}"  # so a new entry changes no other one
+    return nbformat.v4.new_notebook(cells=[cell for cells in sections.values() for cell in cells])
 
 
 def entry(error: Error) -> list[nbformat.NotebookNode]:

@@ -1,9 +1,9 @@
 """Run the chapters in order, each in a clean kernel, and write them back normalised.
 
-``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's
-place, metadata says nothing but where the outputs come from, neighbouring stream outputs are
-merged, and the traceback of a cell that fails on purpose keeps the frames of the page and the whole
-message.
+``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's place
+(in the error clinic, on its entry), metadata says nothing but where the outputs come from,
+neighbouring stream outputs are merged, and the traceback of a cell that fails on purpose keeps the
+frames of the page and the whole message.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def refresh(path: Path) -> None:
         notebook = clinic_notebook(path.stem.removeprefix("errors_"))
     else:
         notebook = nbformat.read(path, as_version=4)
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"cell-{number:02d}"
     execute(notebook, path.parent)
     write_notebook(notebook, path)
 
@@ -66,8 +68,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
     finally:
         notebook.metadata = nbformat.from_dict(METADATA | {"run": machine_facts()})
         notebook.nbformat, notebook.nbformat_minor = 4, 5
-        for number, cell in enumerate(notebook.cells):
-            cell.id = f"cell-{number:02d}"
+        for cell in notebook.cells:
             cell.source = cell.source.rstrip()
         for cell in cells:
             cell.outputs = [normalise(output) for output in cell.outputs]

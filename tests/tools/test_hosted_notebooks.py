@@ -315,65 +315,6 @@ def test_a_first_cell_of_another_version_stops_the_chapter(notebooks, monkeypatc
     exec(check)
 
 
-# --- kaggle kernels push ------------------------------------------------------------------------
-
-PUSH = """
-import contextlib, io, json, sys
-with contextlib.redirect_stdout(io.StringIO()):  # it tells who is not logged in how to log in
-    from kaggle.api.kaggle_api_extended import KaggleApi
-
-sent = []
-
-
-class Client:
-    @property
-    def kernels(self):
-        return self
-    kernels_api_client = kernels
-
-    def save_kernel(self, request):
-        sent.append(request.to_dict(request))
-
-
-class Offline(KaggleApi):
-    @contextlib.contextmanager
-    def build_kaggle_client(self):
-        yield Client()
-
-
-for folder in sys.argv[1:]:
-    Offline().kernels_push(folder)
-print(json.dumps(sent))
-"""
-
-
-@pytest.mark.slow
-def test_kaggles_own_client_accepts_every_notebook_and_sends_what_was_meant(folder, tmp_path):
-    (tmp_path / "push.py").write_text(PUSH)
-    keep = {k: v for k, v in os.environ.items() if not k.startswith("KAGGLE")}
-    done = subprocess.run(
-        [sys.executable, "push.py", *(str(folder / name) for name in NAMES)],
-        cwd=tmp_path, env=keep | {"HOME": str(tmp_path)}, capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 1, "the client complains: " + done.stdout[:1000]
-    for name, request in zip(NAMES, json.loads(done.stdout), strict=True):
-        assert request["slug"].startswith("your-kaggle-name/the-device-ladder-")
-        assert len(request["newTitle"]) <= 50
-        assert len(request["slug"].partition("/")[2]) <= 50
-        assert request["machineShape"] == "NvidiaTeslaT4"
-        assert request["isPrivate"] is request["enableGpu"] is request["enableInternet"] is True
-        assert not request.get("enableTpu")
-        assert len(request["text"]) < 400_000
-        chapter = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())
-        # Not the outputs: one shows a program that loads the data on a cluster.
-        needed = any("data.load(" in "".join(cell["source"]) for cell in chapter["cells"])
-        attached = request.get("datasetDataSources", [])
-        assert attached == ["zalando-research/fashionmnist"] * needed
-
-
 def test_the_data_sets_name_is_the_same_everywhere():
     assert hosted_notebooks.DATA_SET == hosted_session.DATA_SET
     assert hosted_session.DATA_SET in data._two_ways("", hosted_session.DATA_SET)

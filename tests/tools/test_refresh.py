@@ -1,7 +1,5 @@
 """``tools/refresh.py`` runs a notebook and writes it back as the tests and the site want it."""
 
-import json
-
 import machine_facts
 import nbformat
 import pytest
@@ -62,14 +60,9 @@ def test_a_message_of_several_paragraphs_is_kept_whole(tmp_path):
     assert "\n".join(output.traceback).endswith("one\n\ntwo\n\nthree")
 
 
-def test_refreshing_notes_what_the_outputs_of_a_chapter_come_from(monkeypatch, tmp_path):
-    monkeypatch.setattr(refresh, "NOTEBOOKS", tmp_path / "notebooks")
-    (tmp_path / "notebooks").mkdir()
-    for name in ("01_a", "02_b"):
-        (tmp_path / "notebooks" / f"{name}.ipynb").touch()
-        refresh.note_where(name)
-    (tmp_path / "notebooks/01_a.ipynb").unlink()
-    refresh.note_where("02_b")
-    noted = json.loads((tmp_path / "runs/chapters.json").read_text())
-    assert list(noted) == ["02_b"]
-    assert noted["02_b"]["machine"] == machine_facts.machine_name()
+def test_a_notebook_says_what_machine_its_outputs_come_from(tmp_path):
+    path = tmp_path / "a.ipynb"
+    write(path, "1 + 1")
+    refresh.refresh(path)
+    run = nbformat.read(path, as_version=4).metadata["run"]
+    assert run == machine_facts.machine_facts()
