@@ -106,9 +106,10 @@ def _label(file: str, cells: Cells) -> str:
 
 
 def _of_a_library(file: str) -> bool:
-    launching = os.path.join(os.path.dirname(__file__), "launching.py")
+    launching = os.path.join("torchladder", "launching.py")  # calls the user's function
     return (
         "-packages" in file  # site-packages; dist-packages in Debian
         or _of_the_standard_library(file)
-        or file.startswith((launching, "<string>"))
+        or file.endswith(launching)
+        or file.startswith("<string>")
     )
