@@ -174,13 +174,13 @@
     const sizes = Object.fromEntries(SIZES.map((name) => [name, number(name)]));
     const fused_attention = text("attention") === "fused";
     const checkpointing = text("checkpointing") === "on";
-    return will_it_fit.transformer({ ...sizes, precision, fused_attention, checkpointing });
+    return estimating.transformer({ ...sizes, precision, fused_attention, checkpointing });
   }
 
   /** What a sample saves; and the parameters outside the blocks, if we know them. */
   function oneSample(precision) {
     if (text("kind") === "transformer") return transformer(precision);
-    const part = will_it_fit.PRECISIONS[precision].activation / 4; // of what float32 takes
+    const part = estimating.PRECISIONS[precision].activation / 4; // of what float32 takes
     return { activation_bytes: number("saved") * 1e6 * part, root: 0 };
   }
 
@@ -198,7 +198,7 @@
     const fsdp = { rung: "fsdp", activation_bytes: cast.activation_bytes };
     const rungs = [{ rung: "dp" }, { rung: "dp", first: false }, { rung: "ddp" }, fsdp];
     return (gpus) => [{}, ...rungs.map((rung) => ({ ...rung, gpus }))].map((rung) =>
-      will_it_fit.memory_per_gpu(parameters, { ...options, ...rung }));
+      estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
   /** A tenth of a GPU is left for what the formulas leave out. */
@@ -278,18 +278,18 @@
   function computing() {
     if (text("time") === "measured") return number("ms") / 1e3;
     const [flops, utilisation] = [number("batch") * sampleFlops(), number("utilisation") / 100];
-    return will_it_fit.computing_seconds(flops, number("peak") * 1e12, { utilisation });
+    return estimating.computing_seconds(flops, number("peak") * 1e12, { utilisation });
   }
 
   function showSpeed(table, says, figure) {
     const [gpus, seconds, params] = [number("gpus"), computing(), number("params")];
-    const size = will_it_fit.PRECISIONS[text("precision")];
+    const size = estimating.PRECISIONS[text("precision")];
     const [gradients, weights] = [size.gradient * params, size.cast * params];
     const bytes = { ddp: gradients, fsdp: (2 * weights + gradients) / 3 };
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
     const options = { overlap: number("overlap"), scaling: text("scaling") };
     const gain = (n, rung) =>
-      will_it_fit.speed_up(seconds, bytes[rung], n, ...link, { ...options, rung });
+      estimating.speed_up(seconds, bytes[rung], n, ...link, { ...options, rung });
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
       percent: fixed((100 * gain(n, rung)) / n),
