@@ -41,7 +41,7 @@ def facts(*hosts, **differing):
     same = {
         "node": "0", "local_rank": 0, "local_size": 1, "WORLD_SIZE": len(hosts), "gpus": 0,
         "GPU": None, "uuid": None, "driver": None, "torch": "2.15.0", "CUDA": "13.2",
-        "NCCL": "2.30.7", "Python": "3.11.7", "torchladder": "0.1.0", "program": None,
+        "NCCL": "2.30.7", "Python": "3.11.7", "torchclinic": "0.1.0", "program": None,
         "interface": "eth0", "address": "10.0.0.1", "interfaces": ["lo", "eth0"], "link": None,
     }  # fmt: skip
     each = [same | {"rank": i, "host": host} for i, host in enumerate(hosts)]
@@ -59,7 +59,7 @@ def facts(*hosts, **differing):
     [
         ({"torch": ["2.15.0", "2.10.0", "2.15.0"]}, "b has torch 2.10.0, the others 2.15.0: inst"),
         ({"NCCL": ["2.30.7", "2.30.7", None]}, "c has no NCCL, the others 2.30.7: install"),
-        ({"torchladder": ["0.1.0", "0.0.9", "0.1.0"]}, "b has torchladder 0.0.9, the others"),
+        ({"torchclinic": ["0.1.0", "0.0.9", "0.1.0"]}, "b has torchclinic 0.0.9, the others"),
         ({"program": ["aa", "aa", "bb"]}, "c has program bb, the others aa: copy the same files"),
         ({"WORLD_SIZE": [3, 4, 3]}, "b has WORLD_SIZE 4, the others 3: start all hosts with"),
         ({"GPU": ["H100", None, "H100"]}, "no GPU that PyTorch sees on b, but on the others: run"),
@@ -95,7 +95,7 @@ def test_ranks_that_are_alike_have_no_problem():
 def test_the_table_has_a_row_a_host_and_no_empty_column():
     same_name = facts("vm", "vm", "vm", node=["0", "0", "1"])
     lines = str(host_table(same_name)).splitlines()
-    columns = "host address ranks torch CUDA NCCL Python torchladder"
+    columns = "host address ranks torch CUDA NCCL Python torchclinic"
     assert " ".join(lines[0].split()) == columns
     assert lines[2].startswith("vm (node 0)  10.0.0.1 (eth0)    0-1  2.15.0")
     assert lines[3].startswith("vm (node 1)  10.0.0.1 (eth0)      2  2.15.0")
@@ -181,7 +181,7 @@ def test_without_a_launcher_it_says_how_to_start_it(monkeypatch):
 # --- real ranks ---------------------------------------------------------------------------------
 
 
-def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, **environment):
+def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, world_size=2, world=2, **environment):
     """Exit status of each rank, and what rank 0 prints; ``on_rank_1()`` comes before the check.
 
     Each rank is a host, for the doctor, and rank 0 opens the store, as it does without torchrun.
@@ -191,7 +191,7 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, 
         port = str(probe.getsockname()[1])
 
     def one_rank():
-        rank, pids = dist.get_rank(), [0] * nprocs
+        rank, pids = dist.get_rank(), [0] * world_size
         dist.all_gather_object(pids, os.getpid())
         dist.destroy_process_group()
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
@@ -208,7 +208,7 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, nprocs=2, world=2, 
             with suppress(ProcessLookupError):
                 os.kill(pids[-1], signal.SIGCONT)
 
-    statuses = launch(one_rank, nprocs=nprocs, timeout=HANG)
+    statuses = launch(one_rank, world_size=world_size, timeout=HANG)
     return statuses, capsys.readouterr().out
 
 
@@ -275,7 +275,7 @@ def assert_well(lines, file):
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_in_time(capsys):
     start = time.monotonic()
-    statuses, out = doctor_on_ranks(capsys, timeout=1, nprocs=1)
+    statuses, out = doctor_on_ranks(capsys, timeout=1, world_size=1)
     assert statuses == [1]
     assert out.splitlines()[-1].startswith("PROBLEM  rank 1 of 2 did not register within 1 s: ")
     assert time.monotonic() - start < HANG
