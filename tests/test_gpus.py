@@ -64,12 +64,17 @@ def test_data_parallel_computes_what_one_gpu_computes():
 
 
 @pytest.mark.parametrize(
-    ("nprocs", "backend"),
+    ("world_size", "backend"),
     [(1, "nccl"), (2, "gloo"), pytest.param(2, "nccl", marks=pytest.mark.multigpu)],
 )
-def test_ranks_compute_what_one_gpu_computes(nprocs, backend):
+def test_ranks_compute_what_one_gpu_computes(world_size, backend):
     expected, numbers = trained(batch_size=128, rung="gpu")
-    options = {"batch_size": 128 // nprocs, "rung": "ddp", "nprocs": nprocs, "backend": backend}
+    options = {
+        "batch_size": 128 // world_size,
+        "rung": "ddp",
+        "world_size": world_size,
+        "backend": backend,
+    }
     for state, same in launch(trained, **options):
         assert_close(state, expected, rtol=1e-6, atol=1e-9)
         assert same[-1] == pytest.approx(numbers[-1], rel=1e-4)

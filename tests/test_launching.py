@@ -86,7 +86,7 @@ def test_results_come_in_rank_order_with_the_group_up():
         dist.all_reduce(total)
         return dist.get_rank(), dist.get_world_size(), x + y, total
 
-    results = launch(work, 1, y=2, nprocs=3)
+    results = launch(work, 1, y=2, world_size=3)
     assert [r[:3] for r in results] == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
     assert all(torch.equal(r[3], torch.full((3,), 3.0)) for r in results)
 
@@ -103,7 +103,7 @@ def test_closures_lambdas_and_local_classes_travel():
 
 
 def test_a_function_may_speak_of_torchs_backends():
-    assert launch(lambda: torch.backends.cudnn.benchmark, nprocs=1) == [False]
+    assert launch(lambda: torch.backends.cudnn.benchmark, world_size=1) == [False]
 
 
 def test_hosts_that_differ_in_gpus_agree_on_the_backend():
@@ -126,9 +126,9 @@ def test_hosts_that_differ_in_gpus_agree_on_the_backend():
 
 
 def test_todays_debug_level_reaches_the_ranks(monkeypatch):
-    assert launch(lambda: str(dist.get_debug_level()), nprocs=1) == ["DebugLevel.OFF"]
+    assert launch(lambda: str(dist.get_debug_level()), world_size=1) == ["DebugLevel.OFF"]
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    assert launch(lambda: str(dist.get_debug_level()), nprocs=1) == ["DebugLevel.DETAIL"]
+    assert launch(lambda: str(dist.get_debug_level()), world_size=1) == ["DebugLevel.DETAIL"]
 
 
 def test_the_environment_is_torchruns():
@@ -215,7 +215,7 @@ def test_threads_launch_at_one_time_and_the_main_module_stays_what_it_is():
     main, results = sys.modules["__main__"], {}
 
     def several(name):
-        results[name] = [launch(lambda i=i: (name, i), nprocs=1) for i in range(3)]
+        results[name] = [launch(lambda i=i: (name, i), world_size=1) for i in range(3)]
 
     threads = [threading.Thread(target=several, args=[name]) for name in "abc"]
     for thread in threads:
@@ -349,7 +349,7 @@ def test_a_rank_that_dies_is_blamed_rather_than_the_one_that_waits_for_it(die, h
         dist.barrier()
 
     with pytest.raises(LaunchError, match=f"^rank 1 of 3 {how}") as caught:
-        launch(work, nprocs=3, timeout=HANG)
+        launch(work, world_size=3, timeout=HANG)
     assert caught.value.kind is None
     assert launch(dist.get_rank) == [0, 1]
 
@@ -502,10 +502,10 @@ def test_what_cannot_be_sent_is_refused_before_any_process_starts():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="nprocs=0: choose 1 to"):
-        launch(int, nprocs=0)
-    with pytest.raises(ValueError, match="nprocs=100000: choose 1 to"):
-        launch(int, nprocs=100_000)
+    with pytest.raises(ValueError, match="world_size=0: choose 1 to"):
+        launch(int, world_size=0)
+    with pytest.raises(ValueError, match="world_size=100000: choose 1 to"):
+        launch(int, world_size=100_000)
     with pytest.raises(ValueError, match="show='rank1'"):
         launch(int, show="rank1")
     with pytest.raises(LaunchError, match="nosuchbackend"):
@@ -567,7 +567,7 @@ def test_a_caller_killed_while_a_rank_starts_takes_nobody_elses_processes_along(
     program = """
 from torchladder import launching
 launching.PRELOAD.append("slow_setsid")
-launching.launch(int, nprocs=1)
+launching.launch(int, world_size=1)
 """
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
@@ -589,8 +589,8 @@ launching.launch(int, nprocs=1)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("nprocs", "backend"), [(1, "nccl"), (2, "gloo")])
-def test_ranks_use_the_gpu_after_cuda_has_started_in_the_caller(nprocs, backend):
+@pytest.mark.parametrize(("world_size", "backend"), [(1, "nccl"), (2, "gloo")])
+def test_ranks_use_the_gpu_after_cuda_has_started_in_the_caller(world_size, backend):
     program = f"""
 import torch, torch.distributed as dist
 from torchladder.launching import launch
@@ -599,8 +599,8 @@ def work():
     y = torch.ones(2, device="cuda") * x.cuda()
     dist.all_reduce(y)
     return y, dist.get_backend()
-for y, backend in launch(work, nprocs={nprocs}, backend={backend!r}):
-    assert y.device.type == "cpu" and y.tolist() == [{nprocs}.0] * 2, y
+for y, backend in launch(work, world_size={world_size}, backend={backend!r}):
+    assert y.device.type == "cpu" and y.tolist() == [{world_size}.0] * 2, y
     assert backend == {backend!r}
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -92,9 +92,9 @@ def assert_equal(one, other, name="checkpoint"):
         assert one == other, name
 
 
-def killed(folder, die_after, *, nprocs=1, **options):
+def killed(folder, die_after, *, world_size=1, **options):
     with pytest.raises(LaunchError, match="killed by SIGKILL"):
-        launch(trained, folder, die_after=die_after, nprocs=nprocs, show="none", **options)
+        launch(trained, folder, die_after=die_after, world_size=world_size, show="none", **options)
 
 
 # --- as if nothing had happened -----------------------------------------------------------------
@@ -117,10 +117,10 @@ def killed(folder, die_after, *, nprocs=1, **options):
 )
 def test_a_killed_run_ends_like_one_that_was_not_bit_for_bit(tmp_path, kills, options):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    launch(trained, whole, nprocs=1, **options)
+    launch(trained, whole, world_size=1, **options)
     for die_after in kills:
         killed(broken, die_after, **options)
-    launch(trained, broken, nprocs=1, show="none", **options)
+    launch(trained, broken, world_size=1, show="none", **options)
     assert_equal(end_of(whole), end_of(broken))
     assert end_of(whole)["step"] == 3 * STEPS
 
@@ -142,7 +142,7 @@ def test_the_test_would_notice_a_lost_random_state(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_two_ranks_go_on_bit_for_bit_when_one_was_killed(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    options = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}
+    options = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
     launch(trained, whole, **options)
     killed(broken, STEPS + 5, rank_to_die=1, **options)
     launch(trained, broken, **options)
@@ -194,9 +194,9 @@ def test_ranks_that_train_models_of_their_own_save_them(tmp_path):
 
 @pytest.mark.slow
 def test_from_two_ranks_to_one_and_back(tmp_path, capfd):
-    ddp = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}
+    ddp = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
     data = small_data(kind=ImageData)
-    launch(trained, tmp_path / "whole", nprocs=1, data=data)
+    launch(trained, tmp_path / "whole", world_size=1, data=data)
     killed(tmp_path / "moved", STEPS + 5, data=data, **ddp)
     capfd.readouterr()
     killed(tmp_path / "moved", 4, data=data)
@@ -214,11 +214,11 @@ def test_from_two_ranks_to_one_and_back(tmp_path, capfd):
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=long), 2])
 def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks):
     """No dropout, no batch norm, no transforms, 64 bits: only the order of sums differs."""
-    ddp = {"nprocs": 2, "rung": "ddp", "batch_size": BATCH // 2}
-    here = {"nprocs": 1}
+    ddp = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
+    here = {"world_size": 1}
     first, second = (ddp, here) if ranks == 2 else (here, ddp)
     options = {"net": linear_net, "data": small_data(kind=ImageData)}
-    launch(trained, tmp_path / "whole", nprocs=1, **options)
+    launch(trained, tmp_path / "whole", world_size=1, **options)
     killed(tmp_path / "moved", STEPS + 5, **first, **options)
     launch(trained, tmp_path / "moved", show="none", **second, **options)
     whole, moved = end_of(tmp_path / "whole"), end_of(tmp_path / "moved")

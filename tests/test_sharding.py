@@ -38,8 +38,8 @@ pytestmark = [
 ]
 
 
-def on_ranks(function, *args, nprocs=2, **options):
-    return launch(function, *args, nprocs=nprocs, timeout=100, show="none", **options)
+def on_ranks(function, *args, world_size=2, **options):
+    return launch(function, *args, world_size=world_size, timeout=100, show="none", **options)
 
 
 def device():
@@ -109,10 +109,10 @@ def gradients_by_hand():
     return [p.grad for p in net.parameters()]
 
 
-@pytest.mark.parametrize("nprocs", [2, 3])
-def test_the_chapters_fsdp_by_hand_gives_the_gradients_of_ddp(nprocs):
-    parts = zip(*on_ranks(gradients_by_hand, nprocs=nprocs, backend="gloo"), strict=True)
-    tensors = iter(on_ranks(gradients_by_ddp, nprocs=nprocs, backend="gloo")[0])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_chapters_fsdp_by_hand_gives_the_gradients_of_ddp(world_size):
+    parts = zip(*on_ranks(gradients_by_hand, world_size=world_size, backend="gloo"), strict=True)
+    tensors = iter(on_ranks(gradients_by_ddp, world_size=world_size, backend="gloo")[0])
     for layer in map(torch.cat, parts):
         expected = torch.cat([next(tensors), next(tensors)])  # weight and bias
         torch.testing.assert_close(layer[: len(expected)], expected, rtol=0, atol=1e-12)
@@ -139,7 +139,7 @@ def test_weights_built_on_the_cpu_move_to_the_gpu_as_they_are_sharded():
         loss(net, 0).backward()
         return {str(p.to_local().device) for p in net.parameters()}
 
-    assert on_ranks(devices, nprocs=1) == [{"cuda:0"}]
+    assert on_ranks(devices, world_size=1) == [{"cuda:0"}]
 
 
 def what_the_chapter_says():
@@ -256,13 +256,13 @@ def one_file(folder):
     return torch.load(folder.with_suffix(".pt"), weights_only=True)
 
 
-@pytest.mark.parametrize("nprocs", [1, 4])
-def test_what_two_ranks_saved_any_number_loads_and_goes_on_alike(checkpoint, nprocs):
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_what_two_ranks_saved_any_number_loads_and_goes_on_alike(checkpoint, world_size):
     folder, saved, later = checkpoint
     optim = one_file(folder / "step_3")["optim"]["state"]
     momenta = torch.cat([optim[key]["exp_avg"].flatten() for key in build().state_dict()])
     for loaded, loaded_momenta, went_on in on_ranks(
-        load_and_go_on, folder / "step_3", nprocs=nprocs
+        load_and_go_on, folder / "step_3", world_size=world_size
     ):
         assert torch.equal(loaded, saved)
         assert torch.equal(loaded_momenta.cpu(), momenta)

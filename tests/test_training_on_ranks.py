@@ -76,7 +76,7 @@ def test_on_step_is_called_on_every_rank():
 
 @pytest.mark.slow
 def test_ranks_hold_equal_parameters_even_when_the_images_cannot_be_shared_out_evenly():
-    one, other = launch(trained, batch_size=64, rung="ddp", count=100 + 1, nprocs=2)
+    one, other = launch(trained, batch_size=64, rung="ddp", count=100 + 1, world_size=2)
     for name, tensor in one[0].items():
         assert torch.equal(tensor, other[0][name])
     assert one[1] == other[1]
@@ -109,7 +109,7 @@ def test_what_is_reported_is_the_accuracy_of_the_model_that_each_rank_holds_and_
         (epoch,) = train(model, data, checkpoint_dir=tmp_path, **more, **options)
         return epoch.test_accuracy, evaluate(model, loader(data, "test")).accuracy
 
-    for reported, of_this_rank in launch(run, nprocs=3):
+    for reported, of_this_rank in launch(run, world_size=3):
         best = norm_net()
         best.load_state_dict(torch.load(tmp_path / "best.pt")["model"])
         of_best = evaluate(best, loader(part_of_the_data(20), "test")).accuracy
@@ -138,7 +138,7 @@ def evaluated(test):
 def test_evaluation_counts_every_image_once_on_any_number_of_ranks(test):
     torch.manual_seed(0)
     expected = evaluate(LeNet(), loader(part_of_the_data(1, test), "test"))
-    for metrics in launch(evaluated, test, nprocs=3):
+    for metrics in launch(evaluated, test, world_size=3):
         assert metrics.count == expected.count == 10 * test
         assert metrics.accuracy == expected.accuracy
         assert metrics.loss == pytest.approx(expected.loss, rel=1e-6)

@@ -76,13 +76,13 @@ def warm_up() -> None:
 def launch(
     function: Callable,
     *args: object,
-    nprocs: int = 2,
+    world_size: int = 2,
     timeout: float | None = None,
     show: str = "rank0",
     backend: str | None = None,
     **kwargs: object,
 ) -> list:
-    """Call ``function(*args, **kwargs)`` in `nprocs` processes at once; their results by rank.
+    """Call ``function(*args, **kwargs)`` in `world_size` processes at once; their results by rank.
 
     When the function starts, the process group is up (see `join_group`), the cores are shared out
     among the ranks, and ``RANK``, ``WORLD_SIZE`` and the like are set as torchrun sets them.
@@ -93,7 +93,7 @@ def launch(
     ----------
     function : callable
         Any function; closures, lambdas and functions defined in a notebook's cell too.
-    nprocs : int
+    world_size : int
         The world size: at most 8 for each core, but 64 are always allowed. Ranks that share a
         core take turns on it, so more of them are no faster.
     timeout : float, optional
@@ -118,7 +118,7 @@ def launch(
     >>> launch(lambda x: x + dist.get_rank(), 10)
     [10, 11]
     """
-    _check(nprocs, show)
+    _check(world_size, show)
     job = _job(function, args, kwargs, backend)
     warm_up()
     import torch.distributed as dist
@@ -128,8 +128,8 @@ def launch(
     ranks: list[_Rank] = []
     try:
         with STARTING, _no_main_module():
-            for rank in range(nprocs):
-                ranks.append(_start(rank, nprocs, store.port, job))
+            for rank in range(world_size):
+                ranks.append(_start(rank, world_size, store.port, job))
         ranks[0].live = show != "none"
         _follow(ranks, timeout)
         error = _error(ranks, timeout)
@@ -177,11 +177,11 @@ class _Rank:
         return isinstance(self.reply, _Failure)
 
 
-def _check(nprocs: int, show: str) -> None:
+def _check(world_size: int, show: str) -> None:
     most = max(64, 8 * _cores())
-    if not 1 <= nprocs <= most:
+    if not 1 <= world_size <= most:
         limit = "8 for each core, or 64 if that is more"
-        raise ValueError(f"nprocs={nprocs}: choose 1 to {most}; the limit is {limit}.")
+        raise ValueError(f"world_size={world_size}: choose 1 to {most}; the limit is {limit}.")
     if show not in ("rank0", "all", "none"):
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
 
@@ -210,14 +210,14 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _start(rank: int, nprocs: int, port: int, job: bytes) -> _Rank:
+def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     context = mp.get_context("forkserver")
     ours, theirs = zip(*(context.Pipe(duplex=False) for _ in range(3)), strict=True)
     environment = dict(os.environ)
     environment["OMP_NUM_THREADS"] = (
-        os.environ.get("OMP_NUM_THREADS") or f"{max(1, _cores() // nprocs)}"
+        os.environ.get("OMP_NUM_THREADS") or f"{max(1, _cores() // world_size)}"
     )
-    values = (rank, rank, nprocs, nprocs, "127.0.0.1", port)
+    values = (rank, rank, world_size, world_size, "127.0.0.1", port)
     environment |= zip(GROUP, map(str, values), strict=True)
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -320,7 +320,7 @@ def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
     return TimeoutError(text)
 
 
-def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
+def _blame(failed: list[_Rank], world_size: int) -> LaunchError:
     """The error of the rank that failed first; the others fail because it is gone."""
 
     def order(r: _Rank) -> tuple:
@@ -337,7 +337,7 @@ def _blame(failed: list[_Rank], nprocs: int) -> LaunchError:
     # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
     # rank that sent it, so that one's traceback is told too.
     told = failed if "SIGABRT" in first.reply.text else [first]
-    text = "\n\n".join(f"rank {r.rank} of {nprocs} {r.reply.text}" for r in told)
+    text = "\n\n".join(f"rank {r.rank} of {world_size} {r.reply.text}" for r in told)
     error = LaunchError(text, first.rank, first.reply.kind)
     error.__cause__ = first.reply.cause
     return error

@@ -106,7 +106,7 @@ def measure_across_ranks(
     Examples
     --------
     >>> from torchladder.launching import launch
-    >>> timings = launch(measure_across_ranks, {"add": lambda: torch.ones(9) + 1}, nprocs=2)
+    >>> timings = launch(measure_across_ranks, {"add": lambda: torch.ones(9) + 1}, world_size=2)
     >>> timings[0] == timings[1], len(timings[0]["add"].seconds)
     (True, 5)
     """

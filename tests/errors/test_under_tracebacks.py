@@ -31,7 +31,7 @@ LAUNCH = f"""
 def train():
     {LOAD}
 
-launch(train, nprocs=1)
+launch(train, world_size=1)
 """
 LOADED = [LOAD, CHAINED, GROUP, NOTED, RUN, LAUNCH]
 UNRELATED = ["1 / 0", "{}['rank']", "def f(:", "print('well')", "%no_such_magic"]
@@ -143,7 +143,7 @@ def load_from_a_wrapper():
 @pytest.mark.slow
 def test_an_error_of_launch_names_the_entry_of_the_ranks_own_error():
     with pytest.raises(LaunchError) as caught:
-        launch(load_from_a_wrapper, nprocs=1)
+        launch(load_from_a_wrapper, world_size=1)
     assert caught.value.__notes__ == [THE_LINE]
     assert LINE not in str(caught.value)
 

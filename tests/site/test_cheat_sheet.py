@@ -92,7 +92,7 @@ def save_and_load(code, folder):
 def test_the_code_that_saves_and_loads_does_so(tmp_path):
     code = re.findall(r"```python\n(.*?)```", SECTIONS["Save and load"], re.S)
     assert len(code) == 4
-    [found] = launch(save_and_load, code, str(tmp_path), nprocs=1, backend="gloo")
+    [found] = launch(save_and_load, code, str(tmp_path), world_size=1, backend="gloo")
     assert found == {
         "files": ["model.pt", "run.pt", "run.tmp"],  # the user's own is left alone
         "all that a run is": [
