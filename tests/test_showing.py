@@ -1,31 +1,31 @@
-"""Figures follow the page's theme, carry a text alternative, and are the same every time."""
+"""Figures follow the page's theme and carry a text alternative; tables line up."""
 
 import re
 
 import pytest
 
 from torchladder import showing
+from torchladder.showing import Table, in_bytes
 
 
 def drawing():
-    return showing.show(
-        showing.dots({"one": 1.0, "two": [2.0, 3.0, 5.0]}, title="A <b> title", unit="images/s"),
-        alt='Two "bars"',
-    )
+    values = {"one": 1.0, "two": [2.0, 3.0, 5.0], "a batch at once, two workers": 4}
+    fig = showing.dots(values, title="A <b> title " * 4, unit="images/s", colors="ddp")
+    return showing.show(fig, alt='Two "bars"')
 
 
-def test_ink_is_the_pages_text_colour_and_no_stand_in_is_left():
+def test_a_figure_is_text_and_has_the_pages_colours_and_no_ids_but_those_referred_to():
     svg = drawing().svg
+    assert drawing().svg == svg, "the same data gives the same bytes"
     assert "currentColor" in svg
-    for name in ("ink", "faint"):
-        assert showing.COLORS[name] not in svg
+    assert showing.COLORS["ddp"] in svg
+    for absent in (showing.COLORS["ink"], showing.COLORS["faint"], "<style"):
+        assert absent not in svg
     assert not re.search(r"#000000|#ffffff|: (black|white)", svg)
-
-
-def test_text_stays_text_and_is_escaped():
-    svg = drawing().svg
-    assert ">A &lt;b&gt; title<" in svg
-    assert ">images/s<" in svg
+    assert {f"#{name}" in svg for name in re.findall(r'id="([^"]+)"', svg)} == {True}
+    for line in ("images/s", "a batch at once,", "two workers"):
+        assert f">{line}<" in svg
+    assert svg.count(">A &lt;b&gt; title A &lt;b&gt;") == 1, "a long title has two lines"
 
 
 def test_the_alternative_text_is_escaped_and_required():
@@ -36,77 +36,36 @@ def test_the_alternative_text_is_escaped_and_required():
         showing.show(showing.figure()[0], alt=" ")
 
 
-def test_the_same_data_gives_the_same_bytes():
-    assert drawing().svg == drawing().svg
-
-
-def test_ids_are_only_those_that_are_referred_to():
-    svg = drawing().svg
-    for name in re.findall(r'id="([^"]+)"', svg):
-        assert f"#{name}" in svg
-    assert "<style" not in svg
-
-
-def test_dots_show_every_run_and_their_median():
-    fig = showing.dots({"a": [4.0, 2.0], "b": 5.0}, title="t", unit="u")
-    runs, middle, single, _ = (list(line.get_xdata()) for line in fig.axes[0].lines)
-    assert (runs, middle, single) == ([2.0, 4.0], [3.0], [5.0])
-    assert [text.get_text() for text in fig.axes[0].texts] == ["3", "5"]
-
-
-@pytest.mark.parametrize("draw", [showing.bars, showing.dots])
-def test_rows_go_down_and_begin_at_zero(draw):
-    axes = draw({"first": 1.0, "second": 2.0}, title="t", unit="u").axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
+def test_dots_show_every_run_and_their_median_in_rows_from_the_top_and_from_zero():
+    colors = {"a": "ddp", "b": "#123456"}
+    (axes,) = showing.dots({"a": [4.0, 2.0], "b": 5}, title="t", unit="u", colors=colors).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[2, 4], [3], [5], [5]]
+    assert [line.get_color() for line in axes.lines[1:3]] == [showing.COLORS["ddp"], "#123456"]
+    assert [text.get_text() for text in axes.texts] == ["3", "5"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
     low, high = axes.get_ylim()
     assert low > high
     assert axes.get_xlim()[0] == 0
-
-
-def test_bars_take_a_rungs_colour_or_any_other():
-    fig = showing.bars({"a": 1, "b": 1}, title="t", unit="u", colors={"a": "ddp", "b": "#123456"})
-    colours = [patch.get_facecolor()[:3] for patch in fig.axes[0].patches]
-    assert [round(c * 255) for c in colours[0]] == [0, 158, 115]
-    assert [round(c * 255) for c in colours[1]] == [0x12, 0x34, 0x56]
-
-
-@pytest.mark.parametrize("draw", [showing.bars, showing.dots])
-def test_nothing_to_draw_is_an_error(draw):
     with pytest.raises(ValueError, match="no values"):
-        draw({}, title="t", unit="u")
+        showing.dots({}, title="t", unit="u")
 
 
-def test_several_axes_share_one_title():
-    fig, axes = showing.figure("Both", ncols=2)
-    assert len(axes) == 2
-    assert fig.get_suptitle() == "Both"
+def test_numbers_are_flush_right_and_text_flush_left_and_html_is_escaped():
+    table = Table(["name", "count"], [["<a>", 5], ["longer", "1,000"]])
+    assert repr(table).splitlines() == [
+        "name    count",
+        "------  -----",
+        "<a>         5",
+        "longer  1,000",
+    ]
+    assert '<td style="text-align: left">&lt;a&gt;</td>' in table._repr_html_()
+    assert '<td style="text-align: right">5</td>' in table._repr_html_()
+    assert repr(Table(["a", "bc"], [])).splitlines() == ["a  bc", "-  --"]
+    with pytest.raises(ValueError, match="A row of 1 under 2 columns"):
+        Table(["a", "b"], [["x"]])
 
 
-def test_a_long_title_takes_two_lines_and_long_labels_too():
-    fig = showing.dots({"a batch at once, two workers": 1.0}, title="word " * 12, unit="u")
-    assert len(fig.get_suptitle().splitlines()) == 2
-    (label,) = fig.axes[0].get_yticklabels()
-    assert label.get_text() == "a batch at once,\ntwo workers"
-
-
-def test_a_figure_is_as_wide_on_a_desk_as_the_books_drawings_and_shrinks_with_its_page():
-    svg = drawing().svg
-    assert 'style="max-width: 512px; width: 100%; height: auto' in svg
-    assert 'viewBox="0 0 316.8 ' in svg
-
-
-def test_each_rungs_colour_stands_out_on_a_light_and_on_a_dark_page():
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (
-            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    def contrast(one, other):
-        low, high = sorted([luminance(one), luminance(other)])
-        return (high + 0.05) / (low + 0.05)
-
-    for rung in ("cpu", "gpu", "dp", "ddp", "fsdp"):
-        for page in ("#ffffff", "#121212"):
-            assert contrast(showing.COLORS[rung], page) >= 3, (rung, page)
+def test_bytes_are_written_for_readers():
+    assert [in_bytes(n) for n in (0, 999, 999.7, 4_001_343, 999_949, -999_960, 5e15, None)] == [
+        "0 B", "999 B", "1.0 kB", "4.0 MB", "999.9 kB", "-1.0 MB", "5000.0 TB", "–",
+    ]  # fmt: skip

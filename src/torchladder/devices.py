@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from torchclinic.machine import Device as Device
-from torchclinic.machine import DeviceTable as DeviceTable
 from torchclinic.machine import device_table as device_table
 from torchclinic.machine import why_no_cuda as why_no_cuda
 
 
-def gpu_count() -> int:
-    """How many GPUs PyTorch can use: CUDA's (or ROCm's), else 1 for Apple's MPS, else 0."""
+def try_all_gpus() -> list[torch.device]:
+    """Every GPU of this machine, Apple's too, or ``[device(type='cpu')]`` if it has none."""
     if torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return int(torch.backends.mps.is_available())
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [torch.device("mps" if torch.mps.is_available() else "cpu")]
 
 
 def try_gpu(i: int = 0) -> torch.device:
@@ -32,14 +30,8 @@ def try_gpu(i: int = 0) -> torch.device:
     """
     if i < 0:
         raise ValueError(f"GPUs are counted from 0, so there is no GPU {i}.")
-    if i >= gpu_count():
-        return torch.device("cpu")
-    return torch.device("cuda", i) if torch.cuda.is_available() else torch.device("mps")
-
-
-def try_all_gpus() -> list[torch.device]:
-    """Every GPU of this machine, or ``[device(type='cpu')]`` if it has none."""
-    return [try_gpu(i) for i in range(gpu_count())] or [torch.device("cpu")]
+    gpus = try_all_gpus()
+    return gpus[i] if i < len(gpus) else torch.device("cpu")
 
 
 def named_device(name: str | torch.device) -> torch.device:
@@ -56,21 +48,15 @@ def named_device(name: str | torch.device) -> torch.device:
         raise ValueError(
             f"{name!r} is not a device. Write 'cpu', 'cuda', 'cuda:1' or 'mps'."
         ) from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"No GPU for {name!r}: {why_no_cuda()}")
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            there = " and ".join(str(i) for i in range(count)) if count < 3 else f"0 to {count - 1}"
-            raise ValueError(
-                f"No GPU {device.index} here: this machine shows {count} ({there}). "
-                "CUDA_VISIBLE_DEVICES limits and renumbers what PyTorch sees."
-            )
-    elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("No 'mps' here: it needs a Mac with an Apple GPU. Use 'cpu'.")
-    elif device.type not in ("cpu", "meta", "mps"):
-        here = torch.accelerator.current_accelerator(check_available=True)
-        count = torch.accelerator.device_count() if here and here.type == device.type else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"No {str(device)!r} on this machine. Use 'cpu'.")
-    return device
+    module = getattr(torch, device.type, None)  # such as torch.cuda, torch.mps or torch.xpu
+    count = module.device_count() if module and module.is_available() else 0
+    if device.type in ("cpu", "meta") or (device.index or 0) < count:
+        return device
+    if device.type != "cuda":
+        raise ValueError(f"No {str(device)!r} on this machine. Use 'cpu'.")
+    if not count:
+        raise ValueError(f"No GPU for {name!r}: {why_no_cuda()}")
+    raise ValueError(
+        f"No GPU {device.index} here: this machine shows {count}, counted from 0. "
+        "CUDA_VISIBLE_DEVICES limits and renumbers what PyTorch sees."
+    )

@@ -100,7 +100,7 @@ def figure(
 
 
 def show(fig: Figure, alt: str) -> Svg:
-    """`fig`, from `figure`, `bars` or `dots`, as inline SVG; the last line of a cell that draws.
+    """`fig`, from `figure` or `dots`, as inline SVG; the last line of a cell that draws.
 
     Parameters
     ----------
@@ -135,42 +135,6 @@ def show(fig: Figure, alt: str) -> Svg:
     return Svg(svg.strip(), alt)
 
 
-def bars(
-    values: Mapping[str, float],
-    *,
-    title: str,
-    unit: str,
-    colors: Mapping[str, str] | str = "cpu",
-    fmt: str = "{:,.0f}",
-) -> Figure:
-    """Horizontal bars from zero, one a label, each with its value written beside it.
-
-    For numbers without spread; `dots` shows what was measured several times.
-
-    Parameters
-    ----------
-    values : mapping of str to float
-        The bars' lengths.
-    title, unit : str
-        The message, and what the axis counts.
-    colors : str or mapping of str to str
-        A name in `COLORS` or any matplotlib colour, for all bars or by label.
-    fmt : str
-        How the value is written.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing to draw.
-    """
-    fig, ax = _rows(values, title, unit)
-    for y, (label, value) in enumerate(values.items()):
-        ax.barh(y, value, height=0.62, color=_color(colors, label))
-        ax.annotate(fmt.format(value), (value, y), (5, 0), textcoords="offset points", va="center")
-    ax.set_xlim(0, 1.18 * ax.get_xlim()[1])
-    return fig
-
-
 def dots(
     values: Mapping[str, float | Sequence[float]],
     *,
@@ -185,38 +149,32 @@ def dots(
     ----------
     values : mapping of str to float or sequence of float
         What one run gave, or each of several.
-    title, unit, colors, fmt
-        As for `bars`.
+    title, unit : str
+        The message, and what the axis counts.
+    colors : str or mapping of str to str
+        A name in `COLORS` or any matplotlib colour, for all rows or by label.
+    fmt : str
+        How the median is written.
 
     Raises
     ------
     ValueError
         If there is nothing to draw.
     """
-    fig, ax = _rows(values, title, unit)
+    if not values:
+        raise ValueError("There are no values to draw.")
+    fig, ax = figure(title, height=1.1 + 0.38 * len(values))
     for y, (label, value) in enumerate(values.items()):
         runs = sorted(value) if isinstance(value, Sequence) else [value]
-        middle, color = median(runs), _color(colors, label)
+        middle, color = median(runs), colors if isinstance(colors, str) else colors[label]
+        color = COLORS.get(color, color)
         ax.plot(runs, [y] * len(runs), "o-", color=color, markersize=4, linewidth=1)
         ax.plot(middle, y, "o", color=color, markersize=9)
         ax.annotate(
             fmt.format(middle), (runs[-1], y), (9, 0), textcoords="offset points", va="center"
         )
-    ax.set_xlim(0, 1.18 * ax.get_xlim()[1])
-    return fig
-
-
-def _rows(values, title, unit):
-    """A figure with a row for each label; what is long takes two lines."""
-    if not values:
-        raise ValueError("There are no values to draw.")
-    fig, ax = figure(title, height=1.1 + 0.38 * len(values))
     ax.set_yticks(range(len(values)), [textwrap.fill(label, 18) for label in values])
     ax.set(ylim=(len(values) - 0.4, -0.6), xlabel=textwrap.fill(unit, 40))
+    ax.set_xlim(0, 1.18 * ax.get_xlim()[1])
     ax.grid(axis="y", visible=False)
-    return fig, ax
-
-
-def _color(colors, label):
-    name = colors if isinstance(colors, str) else colors.get(label, "cpu")
-    return COLORS.get(name, name)
+    return fig

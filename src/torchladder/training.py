@@ -26,7 +26,7 @@ from torchclinic.modules import evaluation_mode
 from torchclinic.tables import Table, in_bytes
 from torchladder import resuming
 from torchladder.data import DeviceBatches, ImageData, dataset_of, describe, loader
-from torchladder.devices import gpu_count, named_device, try_gpu, why_no_cuda
+from torchladder.devices import named_device, try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
 
 RUNGS = ("cpu", "gpu", "dp", "ddp")
@@ -443,7 +443,7 @@ def device_of(rung: str, device: str | torch.device | None = None) -> torch.devi
     if rung in ("dp", "ddp") and device is not None:
         raise ValueError(f"Rung {rung!r} chooses its devices itself: leave device={device!r} out.")
     if rung == "gpu" and device is None:
-        if not gpu_count():
+        if try_gpu().type == "cpu":
             raise ValueError(f"No GPU for rung 'gpu': {why_no_cuda()} Rung 'cpu' runs everywhere.")
         return try_gpu()
     if rung == "dp":
