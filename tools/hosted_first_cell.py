@@ -1,6 +1,6 @@
 # ruff: noqa: E401, I001
-# Run this cell first. It unpacks the book's helper package, carried in the one long line at the
-# end, where Python finds it, and says what this session has and what it lacks.
+# Run this cell first. It unpacks the book's two packages, carried in the one long line at the end,
+# where Python finds them, and says what this session has and what it lacks.
 import base64, hashlib, io, os, sys, tarfile, tempfile
 
 
@@ -12,9 +12,10 @@ class Stop(Exception):
 def set_up(sha256, carried, **chapter):
     if hashlib.sha256(carried.encode()).hexdigest() != sha256:
         raise Stop("the long line of this cell has changed. Download the notebook again.")
-    loaded = sys.modules.get("torchladder")
-    if loaded and getattr(loaded, "carried", None) != sha256:
-        raise Stop(f"{loaded.__file__} was imported before. Restart, and run this cell first.")
+    ours = ("hosted_session", "torchladder", "torchclinic")
+    loaded = [sys.modules[name] for name in ours if name in sys.modules]
+    if loaded and getattr(loaded[0], "carried", None) != sha256:
+        raise Stop(f"{loaded[0].__file__} was imported before. Restart, and run this cell first.")
     if not loaded:
         folder = tempfile.mkdtemp(prefix="torchladder-")
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(carried))) as archive:
@@ -22,9 +23,9 @@ def set_up(sha256, carried, **chapter):
             archive.extractall(folder)
         sys.path.insert(0, folder)  # for this notebook, and for the processes it starts:
         os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-        __import__("torchladder").carried = sha256
     import hosted_session
 
+    hosted_session.carried = sha256
     hosted_session.check_session(**chapter)
 
 

@@ -1,4 +1,4 @@
-"""Make a chapter run on Kaggle and Colab: one notebook that carries the package, the same for both.
+"""Make a chapter run on Kaggle and Colab: one notebook that carries the packages, for both.
 
     python tools/hosted_notebooks.py [folder]       # dist/kaggle; `make kaggle` calls this
 
@@ -83,8 +83,9 @@ def hosted_notebook(path: Path) -> nbformat.NotebookNode:
     }
     # A first cell from elsewhere, older or newer, is found here.
     digest = hashlib.sha256(payload.encode()).hexdigest()[:12]
-    expect = f'hosted_session.expect("{digest}")  # the first cell belongs to this notebook'
-    code[0].source = f"import hosted_session\n\n{expect}\n{code[0].source}"
+    check = f'hosted_session.expect("{digest}")  # the first cell belongs to this notebook'
+    found = "import hosted_session  # not found? Run the first cell first"
+    code[0].source = f"{found}\n\n{check}\n{code[0].source}"
     first = nbformat.v4.new_code_cell(first_cell(payload, **needs), id="torchladder")
     notebook = nbformat.v4.new_notebook(cells=[first, *cells], metadata=METADATA)
     notebook.nbformat_minor = 5
@@ -96,17 +97,16 @@ def hosted_notebook(path: Path) -> nbformat.NotebookNode:
 
 @cache
 def carried_source() -> str:
-    """The package without its data, the check of the session, and the files that chapters read."""
-    package = sorted(p for p in (ROOT / "src" / "torchladder").rglob("*") if p.is_file())
+    """The packages without data, the check of the session, and the files that chapters read."""
     left_out = {"bundled", "__pycache__"}
-    package = [path for path in package if not left_out & set(path.parts)]
-    files = {path.relative_to(ROOT / "src").as_posix(): path for path in package}
-    programs = sorted((ROOT / "rungs").glob("[0-9]_*.py"))
-    files |= {f"rungs/{path.name}": path for path in programs}
-    shown = sorted([*(ROOT / "cluster").glob("*.*"), *(ROOT / "runs").glob("two_hosts.json")])
-    files |= {f"{path.parent.name}/{path.name}": path for path in shown}
-    session = ROOT / "tools" / "hosted_session.py"
-    return carry({"LICENSE": ROOT / "LICENSE", session.name: session} | files)
+    src = ROOT / "src"
+    files = {"LICENSE": ROOT / "LICENSE", "hosted_session.py": ROOT / "tools/hosted_session.py"}
+    for package in ("torchclinic", "torchladder"):
+        paths = sorted(path for path in (src / package).rglob("*") if path.is_file())
+        files |= {p.relative_to(src).as_posix(): p for p in paths if not left_out & set(p.parts)}
+    for pattern in ("rungs/[0-9]_*.py", "cluster/*.*", "runs/two_hosts.json"):
+        files |= {p.relative_to(ROOT).as_posix(): p for p in sorted(ROOT.glob(pattern))}
+    return carry(files)
 
 
 def carry(files: dict[str, Path]) -> str:

@@ -1,6 +1,6 @@
 """Is this session fit for the notebook? Its first cell asks, on Kaggle, on Colab or elsewhere.
 
-Such a notebook carries this module beside the package. `check_session` says what the session has
+Such a notebook carries this module beside the packages. `check_session` says what the session has
 and, for each thing that is wrong, what to click; `expect` finds a first cell that belongs to
 another version of the notebook. Nothing but the standard library is imported until it is needed,
 so that this works where the rest does not.
@@ -11,16 +11,15 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import torchladder
+from torchclinic import OLDEST_TORCH, __version__
 
+carried = ""  # the SHA-256 of what the first cell has unpacked
 DATA_SET = "zalando-research/fashionmnist"
 # PyPI's wheels of 2.10 are of CUDA 12.8, as those that Kaggle and Colab come with.
 INSTALL_TORCH = '!pip install "torch==2.10.*" "torchvision==0.25.*"'
@@ -35,7 +34,6 @@ class Host:
     keeps: str  # what becomes of files beside the notebook
     gpu: str  # what to do for one
     two_gpus: str
-    restart: str
     newest: str  # what to do for newer versions, before anything is installed
     data: str  # what to do for data if nothing can be downloaded
 
@@ -45,7 +43,6 @@ ON_KAGGLE = Host(
     keeps="kept by Save Version > Save & Run All",
     gpu="Settings > Accelerator > GPU T4 x2",
     two_gpus="Settings > Accelerator > GPU T4 x2",
-    restart="Run > Restart & clear cell outputs",
     newest="Choose Settings > Environment > Always use latest environment, and restart. ",
     data=f"Either Add Input > Datasets > {DATA_SET}, or Settings > Turn on internet (needs a "
     "phone number verified)",
@@ -55,7 +52,6 @@ ON_COLAB = Host(
     keeps="gone when the runtime ends; download them under Files",
     gpu="Runtime > Change runtime type > T4 GPU",
     two_gpus="Colab lends one; Kaggle lends two, free of charge",
-    restart="Runtime > Restart session",
     newest="Choose Runtime > Change runtime type > Runtime version > Latest. ",
     data="Colab has internet, so try again in a minute; or upload the files under Files, on the "
     "left, and name their folder: os.environ['TORCHLADDER_DATA'] = '/content'",
@@ -65,7 +61,6 @@ ELSEWHERE = Host(
     keeps="kept",
     gpu="a machine with an NVIDIA GPU and its driver",
     two_gpus="a machine with two, such as Kaggle's",
-    restart="restart the kernel",
     newest="",
     data="Either go online, or name the folder that holds the files: "
     "os.environ['TORCHLADDER_DATA'] = 'a folder'",
@@ -108,42 +103,24 @@ def check_session(*, needs_data: bool = False, two_gpus: bool = False, rungs: bo
         What it can do without, such as a GPU, is a printed line.
     """
     here = host()
-    stops = list(_too_old(here))
-    if stops:
-        raise SessionError(" ".join(stops))
+    check_libraries(here)
     import torch
 
     names = gpu_names()
-    carried = getattr(torchladder, "carried", None)
-    version = f"torchladder {torchladder.__version__} ({carried[:12] if carried else 'installed'})"
-    print(f"{version} on {here.name}")
-    print(f"Python {platform.python_version()}, torch {torch.__version__}")
+    print(f"torchladder {__version__} ({carried[:12] or 'installed'}) on {here.name}")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} CPUs")
     print("GPUs:", ", ".join(names) if names else "none")
-    print(f"CPUs: {os.cpu_count()}; internet: {'yes' if online() else 'no'}")
     print(f"files: in {Path.cwd()}, {here.keeps}")
-    for line in _worth_knowing(here, names, two_gpus):
+    for line in worth_knowing(here, names, two_gpus):
         print("NOTE:", line)
-    data = _fashion_mnist(here) if needs_data else None
+    data = find_fashion_mnist(here) if needs_data else None
     if rungs:
-        _lay_rungs(data)
+        lay_rungs(data)
     print("Ready: run the cells below.")
 
 
 def expect(sha256: str) -> None:
-    """Stop unless the first cell that was run belongs to the notebook that calls this.
-
-    Parameters
-    ----------
-    sha256 : str
-        The first digits of the SHA-256 of what the notebook carries.
-    """
-    carried = getattr(torchladder, "carried", None)
-    if carried is None:
-        raise SessionError(
-            f"this torchladder is from {Path(torchladder.__file__).parent}, not from this "
-            f"notebook. Restart the session ({host().restart}), then run the notebook's first cell "
-            "before all others."
-        )
+    """Stop unless what the first cell has unpacked begins with `sha256`, as the notebook's does."""
     if not carried.startswith(sha256):
         raise SessionError(
             f"the first cell carries version {carried[:12]}, and the cells below are for {sha256}. "
@@ -161,40 +138,23 @@ def gpu_names() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def online() -> bool:
-    """Whether names are resolved within three seconds, as they are where there is internet."""
-    resolved = threading.Event()
-
-    def resolve() -> None:
-        try:
-            socket.getaddrinfo("pypi.org", 443)
-        except OSError:
-            return
-        resolved.set()
-
-    thread = threading.Thread(target=resolve, daemon=True)  # it may hang for much longer
-    thread.start()
-    thread.join(3)
-    return resolved.is_set()
-
-
-def _too_old(here: Host) -> Iterator[str]:
+def check_libraries(here: Host) -> None:
     missing = [name for name in NEEDED if not find_spec(name)]
     if missing:
         names = " ".join(missing)
-        yield f"not installed: {names}. {here.newest}Or, with internet: !pip install {names}"
-    if "torch" in missing:
-        return
+        raise SessionError(
+            f"not installed: {names}. {here.newest}Or, with internet: !pip install {names}"
+        )
     import torch
 
-    if tuple(map(int, torch.__version__.split(".")[:2])) < torchladder.OLDEST_TORCH:
-        yield (
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        raise SessionError(
             f"torch {torch.__version__} is too old: 2.10 or later is needed. {here.newest}"
-            f"Or, with internet, run {INSTALL_TORCH} and restart ({here.restart})."
+            f"Or, with internet, run {INSTALL_TORCH} and restart the session."
         )
 
 
-def _worth_knowing(here: Host, names: list[str], two_gpus: bool) -> Iterator[str]:
+def worth_knowing(here: Host, names: list[str], two_gpus: bool) -> Iterator[str]:
     if not names:
         yield f"no GPU; all cells run on the CPU. For a GPU: {here.gpu}."
     elif any("P100" in name for name in names):
@@ -207,15 +167,15 @@ def _worth_knowing(here: Host, names: list[str], two_gpus: bool) -> Iterator[str
             "one GPU, and this notebook uses two where there are two; with one, its processes "
             f"compute on the CPU. For two GPUs: {here.two_gpus}."
         )
-    hiding = [path for path in (Path("torchladder"), Path("torchladder.py")) if path.exists()]
-    if hiding:
-        yield (
-            f"{hiding[0].resolve()} hides the package from programs started here. Rename it, and "
-            "restart the session."
-        )
+    for name in ("torchladder", "torchclinic", "torchladder.py", "torchclinic.py"):
+        if Path(name).exists():
+            yield (
+                f"{Path(name).resolve()} hides the package from programs started here. Rename it, "
+                "and restart the session."
+            )
 
 
-def _fashion_mnist(here: Host) -> object:
+def find_fashion_mnist(here: Host) -> object:
     """The small set, taken from the full one: found, else downloaded, else a `SessionError`."""
     from torchladder import data
 
@@ -238,11 +198,10 @@ def _fashion_mnist(here: Host) -> object:
     return small
 
 
-def _lay_rungs(data) -> None:
-    """The book's four programs in ``./rungs``, and beside them the data that they can be given."""
-    carried = Path(__file__).with_name("rungs")
+def lay_rungs(data) -> None:
+    """The book's programs in ``./rungs``, and beside them the data that they can be given."""
     Path("rungs").mkdir(exist_ok=True)
-    for program in sorted(carried.glob("*.py")):
+    for program in Path(__file__).with_name("rungs").glob("*.py"):
         if not Path("rungs", program.name).exists():  # yours, if you have changed one
             shutil.copyfile(program, Path("rungs", program.name))
     if data and not Path("rungs/fashion_mnist_small.npz").exists():
