@@ -11,7 +11,6 @@ file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -29,7 +28,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("host1", "host2")
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 PREFIX = "torchladder-"  # of the namespaces; then the id of the process that made them
@@ -69,14 +67,13 @@ class Job:
         self._reader.join(timeout)
         return status
 
-    def until(self, pattern: str, timeout: float) -> float:
-        """When a line with `pattern` was printed (`time.time()`), waiting for it if need be."""
+    def until(self, pattern: str, timeout: float) -> None:
+        """Wait for a line with `pattern`."""
         end = time.time() + timeout
         while time.time() < end:
             over = self.process.poll() is not None and not self._reader.is_alive()
-            for when, line in list(self.lines):
-                if re.search(pattern, line):
-                    return when
+            if re.search(pattern, self.text):
+                return
             if over:
                 break
             time.sleep(0.02)
@@ -98,32 +95,21 @@ class Host:
         env = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"} | (env or {})
         return Job([str(word) for word in command], inside, env=env, cwd=cwd)
 
-    def pids(self) -> list[int]:
-        return [int(pid) for pid in _out("ip", "netns", "pids", self.namespace).split()]
-
     def kill(self) -> None:
         """End every process on this host at once, as a power cut would."""
         _kill(self.namespace)
 
     def cut(self) -> None:
         """Take the link down; processes go on and hear nothing."""
-        self._ip("link", "set", DEVICE, "down")
+        self.ip("link", "set", DEVICE, "down")
 
     def join(self) -> None:
         """Bring the link up again."""
-        self._ip("link", "set", DEVICE, "up")
+        self.ip("link", "set", DEVICE, "up")
 
-    def slow(self, rate: str) -> None:
-        """Let this host send no faster than `rate`, such as ``100mbit``."""
-        # A small bucket: what fits into it is sent at full speed.
-        limit = ["rate", rate, "burst", "20kb", "limit", "8mb"]
-        self._tc("replace", "dev", DEVICE, "root", "tbf", *limit)
-
-    def _ip(self, *words: str) -> None:
-        _out("ip", "-n", self.namespace, *words)
-
-    def _tc(self, *words: str) -> None:
-        _out("tc", "-n", self.namespace, "qdisc", *words)
+    def ip(self, *words: str) -> str:
+        """``ip``, of this host's network."""
+        return _out("ip", "-n", self.namespace, *words)
 
 
 def torchrun(host: Host, *options: str) -> list[str]:
@@ -168,17 +154,18 @@ def two_hosts(
             host.hosts_file.write_text("".join(f"{at} {name}\n" for name, at in known.items()))
             stack.callback(_remove, host.namespace)
             _out("ip", "netns", "add", host.namespace)
-            host._ip("link", "set", "lo", "up")
+            host.ip("link", "set", "lo", "up")
         if delay:
             stack.enter_context(_delayed_link(hosts, delay))
         else:
             ends = [["name", DEVICE, "netns", host.namespace] for host in hosts]
             _out("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for host, other in zip(hosts, reversed(hosts), strict=True):
-            host._ip("address", "add", host.address, "peer", other.address, "dev", DEVICE)
+            host.ip("address", "add", host.address, "peer", other.address, "dev", DEVICE)
             host.join()
-            if rate:
-                host.slow(rate)
+            if rate:  # a small bucket: what fits into it is sent at full speed
+                limit = f"dev {DEVICE} root tbf rate {rate} burst 20kb limit 8mb"
+                _out("tc", "-n", host.namespace, "qdisc", "replace", *limit.split())
         yield hosts
 
 
@@ -187,24 +174,24 @@ def possible() -> bool:
     needed = all(map(shutil.which, ("ip", "tc", "unshare"))) and Path("/dev/net/tun").exists()
     if not needed or os.geteuid() != 0:
         return False
-    name = f"{PREFIX}{os.getpid()}-trial"
     try:
-        _out("ip", "netns", "add", name)
-        _out("ip", "-n", name, "link", "add", "trial", "type", "veth")
+        with two_hosts():
+            return True
     except OSError:
         return False
-    finally:
-        with contextlib.suppress(OSError):
-            _remove(name)
-    return True
 
 
 def remove_left_overs() -> None:
     """Remove the hosts whose maker is no longer alive, and what runs on them."""
-    for name in _namespaces():
+    for name in namespaces():
         maker = re.match(rf"{PREFIX}(\d+)-", name)
         if maker and not Path("/proc", maker[1]).exists():
             _remove(name)
+
+
+def namespaces() -> list[str]:
+    """The names of all network namespaces."""
+    return [line.split()[0] for line in _out("ip", "netns", "list").splitlines() if line.strip()]
 
 
 # --- the link and the namespaces ----------------------------------------------------------------
@@ -256,10 +243,6 @@ def _carry(first: int, second: int, delay: float, stop: int) -> None:
                 os.write(end, packet)
 
 
-def _namespaces() -> list[str]:
-    return [line.split()[0] for line in _out("ip", "netns", "list").splitlines() if line.strip()]
-
-
 def _kill(namespace: str) -> None:
     for _ in range(500):  # what is started meanwhile is ended, too
         pids = _out("ip", "netns", "pids", namespace).split()
@@ -274,11 +257,11 @@ def _kill(namespace: str) -> None:
 
 def _remove(namespace: str) -> None:
     try:
-        if namespace in _namespaces():
+        if namespace in namespaces():
             _kill(namespace)
             _out("ip", "netns", "delete", namespace)
     except OSError:  # another program may have removed the same left-overs
-        if namespace in _namespaces():
+        if namespace in namespaces():
             raise
 
 
@@ -289,28 +272,3 @@ def _out(*command: str) -> str:
         refused = "not permitted" in why or "Permission denied" in why
         raise PermissionError(why) if refused else OSError(why)
     return done.stdout
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["record", "clean"], help="clean: remove left-overs only")
-    parser.add_argument("parts", nargs="*", help="train, cut_off, link, faults; all if none")
-    parser.add_argument("--to", type=Path, default=ROOT / "runs" / "two_hosts.json")
-    options = parser.parse_args(arguments)
-    if not possible():
-        print("two_hosts: needs root, ip, tc, TUN devices and network namespaces.", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
-    remove_left_overs()
-    if options.what == "record":
-        paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        sys.path.insert(0, str(ROOT / "src"))
-        from two_hosts_record import record
-
-        record(options.to, options.parts)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
