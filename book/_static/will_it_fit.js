@@ -61,7 +61,7 @@
   const choices = all("select[data-name]");
   const text = (name) => fields.get(name)[0].value;
   const put = (name, value) => fields.get(name).forEach((field) => (field.value = value));
-  const limits = (field) => [parse(field.dataset.from), parse(field.dataset.to)];
+  const limits = ({ dataset }) => [parse(dataset.from), parse(dataset.to)];
 
   /** What is wrong with a number, or an empty string. */
   function complaint(field) {
@@ -190,7 +190,7 @@
     const parameters = number("params");
     const { activation_bytes, root } = oneSample(precision);
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
-    const cast = oneSample(precision === "amp" ? "bf16" : precision);
+    const cast = oneSample(precision.replace("-mixed", ""));
     const options = {
       precision, optimizer: text("optimizer"), batch: number("batch"),
       activation_bytes, largest_block: number("block"), root,
@@ -216,18 +216,14 @@
     const sentences = [said("one", single)];
     if (gpus > 1) sentences.push(said("ddp", ddp), said("fsdp", fsdp));
     const fits = (n) => verdict(on(n)[4], have) === "fits";
-    if (!fits(gpus) && !fits(MOST_GPUS)) sentences.push(phrase("never", { most: MOST_GPUS }));
-    else if (!fits(gpus)) {
-      let [few, enough] = [gpus, MOST_GPUS];
-      while (enough - few > 1) {
-        const middle = Math.floor((few + enough) / 2);
-        if (fits(middle)) enough = middle;
-        else few = middle;
-      }
-      sentences.push(phrase("enough", { gpus: enough }));
-    }
+    let enough = gpus;
+    while (enough <= MOST_GPUS && !fits(enough)) enough += 1;
+    if (enough > MOST_GPUS) sentences.push(phrase("never", { most: MOST_GPUS }));
+    else if (enough > gpus) sentences.push(phrase("enough", { gpus: enough }));
     return sentences.join(" ");
   }
+
+  const colour = (part) => `--part: var(--fit-${part})`;
 
   function drawBars(columns, names, have) {
     const most = 1.02 * Math.max(have, ...columns.map((memory) => memory.total));
@@ -242,7 +238,7 @@
       const step = Math.max(0, memory.step - memory.activations - memory.casts);
       for (const [part, size] of Object.entries({ ...memory, step }))
         if (PARTS.includes(part) && size > 0)
-          track.append(make("i", { class: part, style: `width: ${percent(size)}` }));
+          track.append(make("i", { style: `width: ${percent(size)}; ${colour(part)}` }));
       track.append(make("b", { style }));
       const total = make("span", { class: "bar-total" }, inBytes(memory.total));
       return [make("span", { class: "bar-name" }, names[column]), track, total];
@@ -257,6 +253,7 @@
     const [corner, ...heads] = all("thead th", table);
     corner.textContent = phrase("unit", { unit: name });
     const rows = all("tbody tr", table);
+    PARTS.forEach((part, row) => (rows[row].cells[0].style = colour(part)));
     columns.forEach((memory, column) => {
       const amounts = [...PARTS, "total", "at_least"].map((part) => memory[part] / size);
       const values = amounts.map((amount) => fixed(amount, amount < 100 ? 1 : 0));
@@ -269,16 +266,12 @@
 
   // --- will two be faster? ---
 
-  function sampleFlops() {
-    if (text("kind") === "counted") return number("flops") * 1e9;
-    const { flops, parameters } = transformer(text("precision"));
-    return (flops / parameters) * number("params"); // the model may have more than the sizes give
-  }
-
   function computing() {
     if (text("time") === "measured") return number("ms") / 1e3;
-    const [flops, utilisation] = [number("batch") * sampleFlops(), number("utilisation") / 100];
-    return estimating.computing_seconds(flops, number("peak") * 1e12, { utilisation });
+    const work = number("batch") / (number("peak") * 1e12 * (number("utilisation") / 100));
+    if (text("kind") === "counted") return work * number("flops") * 1e9;
+    const { flops, parameters } = transformer(text("precision"));
+    return (work * flops * number("params")) / parameters; // it may have more than the sizes give
   }
 
   function showSpeed(table, says, figure) {

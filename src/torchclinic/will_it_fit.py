@@ -30,12 +30,14 @@ class Precision(NamedTuple):
     activation: int
 
 
-#: A `Precision` for each way to train: ``"fp32"``, ``"amp"``, ``"bf16"``, ``"master"``.
+#: A `Precision` for each way to train, by the names that training gives them, and
+#: ``"bf16-master"``, which DeepSpeed has: a float32 copy of the weights, 16 bytes with Adam.
 PRECISIONS = {
     "fp32": Precision(4, 4, 4, 0, 4, 4),
-    "amp": Precision(4, 4, 4, 0, 2, 2),  # autocast: float32 weights, cast during the step
+    "bf16-mixed": Precision(4, 4, 4, 0, 2, 2),  # autocast: float32 weights, cast during the step
+    "fp16-mixed": Precision(4, 4, 4, 0, 2, 2),
     "bf16": Precision(2, 2, 2, 0, 2, 2),  # model.bfloat16(): PyTorch's state has the same type
-    "master": Precision(2, 2, 4, 4, 2, 2),  # ZeRO, DeepSpeed: 16 bytes a parameter with Adam
+    "bf16-master": Precision(2, 2, 4, 4, 2, 2),
 }
 
 
@@ -81,11 +83,9 @@ def memory_per_gpu(
     precision: str = "fp32",
     optimizer: str = "sgd",
     activation_bytes: float = 0.0,
-    output_bytes: float = 0.0,
     batch: float = 1,
     largest_block: float | None = None,
     root: float = 0.0,
-    bucket_view: bool = False,
     first: bool = True,
 ) -> Memory:
     """Bytes that training needs on one GPU.
@@ -95,12 +95,12 @@ def memory_per_gpu(
     parameters : float
         How many numbers the model learns.
     rung : {"cpu", "gpu", "dp", "ddp", "fsdp"}
-    precision : {"fp32", "amp", "bf16", "master"}
-        See `PRECISIONS`. For FSDP "amp" is its ``MixedPrecisionPolicy``, not autocast.
+    precision : {"fp32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-master"}
+        See `PRECISIONS`. For FSDP, "mixed" is its ``MixedPrecisionPolicy``, not autocast.
     optimizer : {"sgd", "momentum", "adam"}
-    activation_bytes, output_bytes : float
-        What one sample needs where the backward pass begins, mostly what is saved for it, and the
-        size of the model's output, in this precision. Under DP the first GPU gathers all outputs.
+    activation_bytes : float
+        What one sample needs in this precision where the backward pass begins: mostly what is
+        saved for it.
     batch : float
         Samples on each GPU.
     largest_block : float, optional
@@ -108,25 +108,22 @@ def memory_per_gpu(
         as if `fully_shard` were called once, on the whole model.
     root : float
         FSDP: parameters that belong to no block, such as embeddings.
-    bucket_view : bool
-        DDP: ``gradient_as_bucket_view``. Without it, its buckets are a second set of gradients.
-        With it, the gradients are the buckets, which stay after ``zero_grad``: they are counted
-        as `communication`.
     first : bool
         DP: the first GPU or one of the others.
 
     Notes
     -----
-    DP: every step copies the parameters to the other GPUs. In the backward pass each copy has
-    gradients, the first GPU's too; their sum there is the second set. FSDP: two blocks are there
-    at a time, the one that computes and the one that is fetched or reduced meanwhile, each with
-    parameters and gradients, the latter as they are reduced (for "amp" in float32, PyTorch's
-    default since 2.15). The root's are there all the time: by default `fully_shard` keeps
-    them gathered from the forward pass to the end of the backward pass.
+    `communication`. DDP: its buckets, a second set of gradients, unless it has
+    ``gradient_as_bucket_view=True``. DP: every step copies the parameters to the other GPUs. In
+    the backward pass each copy has gradients, the first GPU's too; their sum there is the second
+    set. FSDP: two blocks are there at a time, the one that computes and the one that is fetched or
+    reduced meanwhile, each with parameters and gradients, the latter as they are reduced (for
+    "mixed" in float32, PyTorch's default since 2.15). The root's are there all the time: by default
+    `fully_shard` keeps them gathered from the forward pass to the end of the backward pass.
 
     On a GPU, Adam updates all parameters at once (``foreach``) and needs as much as they take for
     a moment: `step`. With ``fused=True`` it does not, nor on FSDP's sharded parameters, where
-    PyTorch's default is a loop. For "master", a fused optimizer is assumed.
+    PyTorch's default is a loop. For "bf16-master", a fused optimizer is assumed.
 
     Examples
     --------
@@ -141,29 +138,31 @@ def memory_per_gpu(
         raise ValueError(f"gpus={gpus} on rung {rung!r}: one on cpu and gpu, at least one above.")
     size = PRECISIONS[precision]
     shards = gpus if rung == "fsdp" else 1
-    gradients = size.gradient * parameters
-    optimizer_bytes = (STATES[optimizer] * size.state + size.master) * parameters
-    communication = 0.0
-    if rung == "ddp":
-        communication = gradients
-        gradients = 0.0 if bucket_view else gradients
-    elif rung == "fsdp" and gpus > 1:
-        block = parameters if largest_block is None else largest_block
-        communication = (root + min(2 * block, parameters - root)) * (size.cast + size.gradient)
-    elif rung == "dp" and gpus > 1:
-        communication = (gradients + gpus * batch * output_bytes) if first else 0.0
-        optimizer_bytes = optimizer_bytes if first else 0.0
-    foreach = optimizer == "adam" and optimizer_bytes and rung not in ("cpu", "fsdp")
-    cast_once = size.cast < size.parameter and rung != "fsdp"  # FSDP gathers what is cast
+    replica = rung == "dp" and gpus > 1 and not first  # it has no optimizer and sums nothing
+    states = 0 if replica else STATES[optimizer] * size.state + size.master
+    cast = size.cast < size.parameter and rung != "fsdp"  # FSDP gathers what is cast
+    copy = optimizer == "adam" and not (replica or size.master or rung in ("cpu", "fsdp"))
+    gathered = 0.0 if replica else _gathered(rung, gpus, parameters, largest_block, root, size)
     return Memory(
         parameters=size.parameter * parameters / shards,
-        gradients=gradients / shards,
-        optimizer=optimizer_bytes / shards,
+        gradients=size.gradient * parameters / shards,
+        optimizer=states * parameters / shards,
         activations=batch * activation_bytes,
-        casts=float(size.cast * parameters) if cast_once else 0.0,
-        communication=communication,
-        step=float(size.parameter * parameters) if foreach and not size.master else 0.0,
+        casts=float(size.cast * parameters) if cast else 0.0,
+        communication=gathered,
+        step=float(size.parameter * parameters) if copy else 0.0,
     )
+
+
+def _gathered(
+    rung: str, gpus: int, parameters: float, block: float | None, root: float, size: Precision
+) -> float:
+    """Bytes that a rung adds to exchange gradients: see the notes of `memory_per_gpu`."""
+    if rung == "fsdp" and gpus > 1:
+        two = parameters if block is None else 2 * block
+        return (root + min(two, parameters - root)) * (size.cast + size.gradient)
+    second_set = rung == "ddp" or (rung == "dp" and gpus > 1)
+    return float(size.gradient * parameters) if second_set else 0.0
 
 
 class Transformer(NamedTuple):
@@ -183,7 +182,7 @@ def transformer(
     heads: int,
     sequence: int,
     vocabulary: int,
-    precision: str = "amp",
+    precision: str = "fp32",
     fused_attention: bool = True,
     checkpointing: bool = False,
 ) -> Transformer:
@@ -202,7 +201,7 @@ def transformer(
     V. Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022
     (https://arxiv.org/abs/2205.05198): a layer saves ``s h (34 + 5 a s / h)`` bytes in 16 bits, of
     which ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less.
-    Under autocast ("amp") PyTorch keeps what is passed from layer to layer in float32. The two
+    Under autocast ("mixed") PyTorch keeps what is passed from layer to layer in float32. The two
     norms of a layer save it, ``4 s h`` bytes more. FSDP's ``MixedPrecisionPolicy`` casts it too:
     for FSDP take "bf16" here.
 
@@ -238,48 +237,22 @@ def transformer(
     return Transformer(*map(float, (parameters, block, root, activations, flops)))
 
 
-def computing_seconds(flops: float, flops_per_second: float, *, utilisation: float = 1.0) -> float:
-    """Seconds for `flops`, on a GPU that reaches a part (`utilisation`) of its peak."""
-    return flops / (flops_per_second * utilisation)
-
-
-def all_reduce_seconds(nbytes: float, ranks: int, latency: float, bandwidth: float) -> float:
+def all_reduce_seconds(nbytes: float, world_size: int, latency: float, bandwidth: float) -> float:
     """Seconds of a ring all-reduce: latency in seconds a message, bandwidth in bytes a second.
 
     Examples
     --------
-    >>> all_reduce_seconds(2e9, ranks=4, latency=0, bandwidth=2e9)
+    >>> all_reduce_seconds(2e9, world_size=4, latency=0, bandwidth=2e9)
     1.5
     """
-    messages = 2 * (ranks - 1)
-    return messages * latency + messages / ranks * nbytes / bandwidth
-
-
-def exchange_seconds(
-    nbytes: float, ranks: int, latency: float, bandwidth: float, rung: str = "ddp"
-) -> float:
-    """Seconds that a rung communicates in a step, for `nbytes` of gradients.
-
-    FSDP gathers the parameters twice and reduces and scatters the gradients once; an all-reduce
-    is one of each, so FSDP sends 1.5 times as much (S. Rajbhandari et al.,
-    https://arxiv.org/abs/1910.02054, section 7.2). If its weights are sent in fewer bytes than
-    its gradients, `nbytes` is the mean of the three: 8/3 a parameter for 2, 2 and 4, and FSDP
-    sends as much as DDP with 4.
-    """
-    _check(rung=(rung, ("ddp", "fsdp")))
-    all_reduce = all_reduce_seconds(nbytes, ranks, latency, bandwidth)
-    return 1.5 * all_reduce if rung == "fsdp" else all_reduce
-
-
-def step_seconds(computing: float, all_reduce: float, overlap: float = 0.0) -> float:
-    """Seconds of a step; `overlap` is the share of computing that can hide communication."""
-    return computing + max(0.0, all_reduce - overlap * computing)
+    messages = 2 * (world_size - 1)
+    return messages * latency + messages / world_size * nbytes / bandwidth
 
 
 def speed_up(
     computing: float,
     nbytes: float,
-    ranks: int,
+    world_size: int,
     latency: float,
     bandwidth: float,
     *,
@@ -287,9 +260,22 @@ def speed_up(
     scaling: str = "weak",
     rung: str = "ddp",
 ) -> float:
-    """Throughput of `ranks` GPUs divided by that of one, which computes for `computing` seconds.
+    """Throughput of `world_size` GPUs divided by that of one.
 
-    Weak scaling keeps the batch of each rank, strong scaling that of all ranks together.
+    Parameters
+    ----------
+    computing : float
+        Seconds that one GPU computes in a step; `overlap` is the share that can hide communication.
+    nbytes : float
+        Of gradients. FSDP gathers the parameters twice and reduces and scatters the gradients
+        once; an all-reduce is one of each, so FSDP sends 1.5 times as much (S. Rajbhandari et al.,
+        https://arxiv.org/abs/1910.02054, section 7.2). If its weights are sent in fewer bytes than
+        its gradients, give the mean of the three: 8/3 a parameter for 2, 2 and 4.
+    latency, bandwidth : float
+        See `all_reduce_seconds`.
+    scaling : {"weak", "strong"}
+        Weak scaling keeps the batch of each rank, strong scaling that of all ranks together.
+    rung : {"ddp", "fsdp"}
 
     Examples
     --------
@@ -298,10 +284,11 @@ def speed_up(
     >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9, scaling="strong"), 2)
     2.09
     """
-    _check(scaling=(scaling, ("weak", "strong")))
-    own = computing if scaling == "weak" else computing / ranks
-    exchange = exchange_seconds(nbytes, ranks, latency, bandwidth, rung) if ranks > 1 else 0.0
-    return ranks * own / step_seconds(own, exchange, overlap)
+    _check(scaling=(scaling, ("weak", "strong")), rung=(rung, ("ddp", "fsdp")))
+    own = computing if scaling == "weak" else computing / world_size
+    exchange = all_reduce_seconds(nbytes, world_size, latency, bandwidth)
+    exchange *= 1.5 if rung == "fsdp" else 1
+    return world_size * own / (own + max(0.0, exchange - overlap * own))
 
 
 def _check(**chosen) -> None:
