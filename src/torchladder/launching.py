@@ -29,7 +29,6 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -39,13 +38,10 @@ from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
-# How torchrun and `launch` tell a process which rank of which group it is.
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
 # Processes start one launch at a time (see `_no_main_module`), and none is asked meanwhile whether
 # it lives: starting one asks all others too, and only the first who asks gets an exit code.
 STARTING = threading.Lock()
-# Of prints, which are read in pieces: a piece may end within a character.
-UTF8 = partial(codecs.getincrementaldecoder("utf-8"), errors="replace")
 
 
 class LaunchError(RuntimeError):
@@ -58,6 +54,7 @@ class LaunchError(RuntimeError):
         super().__init__(message, rank, kind)  # all of them, for pickle and copy
         self.rank = rank
         self.kind = kind
+        self._when = time.time()  # a copy keeps it
 
     def __str__(self) -> str:
         return self.args[0]
@@ -94,7 +91,7 @@ def launch(
     function : callable
         Any function; closures, lambdas and functions defined in a notebook's cell too.
     world_size : int
-        The world size: at most 8 for each core, but 64 are always allowed. Ranks that share a
+        How many ranks: at most one for each core, but 64 are always allowed. Ranks that share a
         core take turns on it, so more of them are no faster.
     timeout : float, optional
         Seconds after which all is ended with a `TimeoutError` that says where each rank was.
@@ -118,8 +115,15 @@ def launch(
     >>> launch(lambda x: x + dist.get_rank(), 10)
     [10, 11]
     """
-    _check(world_size, show)
-    job = _job(function, args, kwargs, backend)
+    most = max(64, _cores())
+    if not 1 <= world_size <= most:
+        raise ValueError(f"world_size={world_size}: choose 1 to {most}.")
+    if show not in ("rank0", "all", "none"):
+        raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
+    name = getattr(function, "__name__", function)
+    method = mp.get_start_method(allow_none=True)
+    job = (function, args, kwargs, cell_sources(), backend, method)
+    job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
     warm_up()
     import torch.distributed as dist
 
@@ -149,54 +153,30 @@ def launch(
 
 
 @dataclass
-class _Failure:
-    """What is wrong with a rank; `text` goes on after "rank 1 of 2"."""
-
-    text: str
-    kind: str | None = None  # as in `LaunchError`
-    when: float = field(default_factory=time.time)
-    cause: Exception | None = None  # what unpickling its reply raised here
-
-
-@dataclass
 class _Rank:
     """What the caller knows of one rank."""
 
+    name: str  # "rank 1 of 2"
     rank: int
     process: mp.Process
     result: Connection
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
-    decoder: codecs.IncrementalDecoder = field(default_factory=UTF8)
+    # Prints are read in pieces, and a piece may end within a character.
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
     printed: list[str] = field(default_factory=list)
     live: bool = False  # show at once what it prints
-    reply: tuple[object] | _Failure | None = None  # what it returned, or why it did not
+    reply: tuple[object] | LaunchError | None = None  # what it returned, or why it did not
 
     @property
     def failed(self) -> bool:
-        return isinstance(self.reply, _Failure)
-
-
-def _check(world_size: int, show: str) -> None:
-    most = max(64, 8 * _cores())
-    if not 1 <= world_size <= most:
-        limit = "8 for each core, or 64 if that is more"
-        raise ValueError(f"world_size={world_size}: choose 1 to {most}; the limit is {limit}.")
-    if show not in ("rank0", "all", "none"):
-        raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
+        return isinstance(self.reply, LaunchError)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _job(function: Callable, args: tuple, kwargs: dict, backend: str | None) -> bytes:
-    method = mp.get_start_method(allow_none=True)
-    try:
-        return _to_bytes((function, args, kwargs, cell_sources(), backend, method))
-    except Exception as error:
-        name = getattr(function, "__name__", function)
-        raise TypeError(f"{name} or its arguments cannot be sent to a process: {error}") from error
 
 
 @contextmanager
@@ -213,19 +193,18 @@ def _no_main_module() -> Iterator[None]:
 def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     context = mp.get_context("forkserver")
     ours, theirs = zip(*(context.Pipe(duplex=False) for _ in range(3)), strict=True)
-    environment = dict(os.environ)
-    environment["OMP_NUM_THREADS"] = (
-        os.environ.get("OMP_NUM_THREADS") or f"{max(1, _cores() // world_size)}"
-    )
     values = (rank, rank, world_size, world_size, "127.0.0.1", port)
-    environment |= zip(GROUP, map(str, values), strict=True)
+    environment = os.environ | dict(zip(GROUP, map(str, values), strict=True))
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    process = context.Process(target=_run_rank, args=(job, environment, *theirs))
+    if not environment.get("OMP_NUM_THREADS"):
+        environment["OMP_NUM_THREADS"] = str(max(1, _cores() // world_size))
+    name = f"rank {rank} of {world_size}"
+    process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
     process.start()
     for connection in theirs:
         connection.close()
-    return _Rank(rank, process, *ours)
+    return _Rank(name, rank, process, *ours)
 
 
 def _follow(ranks: list[_Rank], timeout: float | None) -> None:
@@ -248,33 +227,33 @@ def _read(r: _Rank) -> None:
     _read_prints(r)
     if not r.result.closed and r.result.poll():
         with suppress(EOFError, OSError):  # it died without a reply, or while it sent one
-            reply = r.result.recv_bytes()
-            r.reply = _unpickled(reply)
+            r.reply = _unpickled(r, r.result.recv_bytes())
         r.result.close()
     if not alive and not r.reply:
-        r.reply = _Failure(_death(r))
+        r.reply = LaunchError(f"{r.name} {_death(r)}", r.rank)
 
 
-def _unpickled(reply: bytes) -> tuple[object] | _Failure:
+def _unpickled(r: _Rank, reply: bytes) -> tuple[object] | LaunchError:
     try:
         return cloudpickle.loads(reply)
     except Exception as error:  # of the result's own __setstate__, say
         kind = type(error).__name__
-        text = f"returned a result that cannot be unpickled here: {kind}: {error}"
-        return _Failure(text, kind, cause=error)
+        text = f"{r.name} returned a result that cannot be unpickled here: {kind}: {error}"
+        failure = LaunchError(text, r.rank, kind)
+        failure.__cause__ = error
+        return failure
 
 
 def _read_prints(r: _Rank) -> None:
-    for _ in range(16):  # not for ever: some rank may print faster than this reads
-        if r.output.closed or not r.output.poll():
-            break
-        piece = os.read(r.output.fileno(), 65536)
-        text = r.decoder.decode(piece)
-        r.printed.append(text)
-        if r.live:
-            print(text, end="", flush=True)
-        if not piece:
-            r.output.close()
+    if r.output.closed or not r.output.poll():
+        return
+    piece = os.read(r.output.fileno(), 65536)  # as much as a pipe holds
+    text = r.decoder.decode(piece)
+    r.printed.append(text)
+    if r.live:
+        print(text, end="", flush=True)
+    if not piece:
+        r.output.close()
 
 
 def _death(r: _Rank) -> str:
@@ -306,8 +285,8 @@ def _place(r: _Rank, seconds: float = 0.0) -> str:
 
 def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
     """What to raise, if anything; asks the ranks that still run where they are."""
-    if failed := [r for r in ranks if r.failed]:
-        return _blame(failed, len(ranks))
+    if failures := [r.reply for r in ranks if r.failed]:
+        return _blame(failures)
     unfinished = [r for r in ranks if not r.reply]
     if not unfinished:
         return None
@@ -320,27 +299,24 @@ def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
     return TimeoutError(text)
 
 
-def _blame(failed: list[_Rank], world_size: int) -> LaunchError:
+def _blame(failures: list[LaunchError]) -> LaunchError:
     """The error of the rank that failed first; the others fail because it is gone."""
 
-    def order(r: _Rank) -> tuple:
-        text = r.reply.text
+    def order(failure: LaunchError) -> tuple:
+        text = str(failure)
         if PEER_IS_GONE.search(text):
-            return 2, r.reply.when
+            return 2, failure._when
         # A death is noticed after the errors that it causes, so deaths come first whatever their
         # time. Not this one (pytorch#179291), which is as often the effect of another rank's end.
-        died = not r.reply.kind and "terminate called without an active exception" not in text
-        return 0 if died else 1, r.reply.when
+        died = not failure.kind and "terminate called without an active exception" not in text
+        return 0 if died else 1, failure._when
 
-    failed = sorted(failed, key=order)
-    first = failed[0]
+    first, *others = sorted(failures, key=order)
     # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
     # rank that sent it, so that one's traceback is told too.
-    told = failed if "SIGABRT" in first.reply.text else [first]
-    text = "\n\n".join(f"rank {r.rank} of {world_size} {r.reply.text}" for r in told)
-    error = LaunchError(text, first.rank, first.reply.kind)
-    error.__cause__ = first.reply.cause
-    return error
+    if "SIGABRT" in str(first):
+        first.args = ("\n\n".join(map(str, [first, *others])), *first.args[1:])
+    return first
 
 
 def _end(ranks: list[_Rank]) -> None:
@@ -383,9 +359,12 @@ class _CpuPickler(cloudpickle.Pickler):
         return super().reducer_override(thing)
 
 
-def _to_bytes(thing: object) -> bytes:
+def _to_bytes(thing: object, complaint: str = "") -> bytes:
     buffer = io.BytesIO()
-    _CpuPickler(buffer).dump(thing)
+    try:
+        _CpuPickler(buffer).dump(thing)
+    except Exception as error:
+        raise TypeError(f"{complaint}: {error}") from None
     return buffer.getvalue()
 
 
@@ -393,7 +372,12 @@ def _to_bytes(thing: object) -> bytes:
 
 
 def _run_rank(
-    job: bytes, environment: dict, result: Connection, output: Connection, stack: Connection
+    name: str,
+    job: bytes,
+    environment: dict[str, str],
+    result: Connection,
+    output: Connection,
+    stack: Connection,
 ) -> None:
     _set_up_process(environment, output, stack)
     cells: Cells = {}
@@ -412,11 +396,8 @@ def _run_rank(
         join_group(backend)
         os.dup2(2, 1)  # only now: before PyTorch 2.12, gloo announces every connection on stdout
         value = function(*args, **kwargs)
-        try:
-            reply = _to_bytes((value,))
-        except Exception as error:
-            kind = type(value).__name__
-            raise TypeError(f"the {kind} that was returned cannot be sent back: {error}") from None
+        kind = type(value).__name__
+        reply = _to_bytes((value,), f"the {kind} that was returned cannot be sent back")
         function = args = kwargs = value = None
         # Before the group: a DDP reducer that outlives it aborts the process (pytorch#179291).
         gc.collect()
@@ -424,15 +405,14 @@ def _run_rank(
             dist.destroy_process_group()
     except BaseException as error:
         kind = type(error).__name__
-        reply = _to_bytes(_Failure(f"failed with {describe(error, cells)}", kind))
-    for child in mp.active_children():  # a data loader's workers
-        child.terminate()
-        child.join()
+        text = f"{name} failed with {describe(error, cells)}"
+        reply = _to_bytes(LaunchError(text, int(os.environ["RANK"]), kind))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     result.send_bytes(reply)
-    # Not sys.exit: gloo's threads may still run, and would abort the process (SIGABRT).
-    os._exit(0)
+    # With all that it has started, such as a data loader's workers. Not sys.exit, even without
+    # them: gloo's threads may still run, and would abort the process (SIGABRT).
+    os.killpg(0, signal.SIGKILL)
 
 
 def _set_up_process(environment: dict, output: Connection, stack: Connection) -> None:
@@ -458,6 +438,4 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
 
 def _end_with_the_caller() -> None:
     wait([mp.parent_process().sentinel])
-    if os.getpgrp() == os.getpid():  # never a group that others are in
-        os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)  # with the workers of data loaders

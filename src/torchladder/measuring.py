@@ -18,13 +18,13 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+CPU = torch.device("cpu")
+
 
 def synchronize(device: torch.device) -> None:
     """Wait until `device` has done all that was asked of it; the CPU already has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _in_seconds(seconds: float) -> str:
 def measure(
     function: Callable[[], object],
     *,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
     repeats: int = 5,
     warmup: int = 2,
 ) -> Timing:
@@ -68,8 +68,8 @@ def measure(
 
     Parameters
     ----------
-    device : torch.device, optional
-        Where it works; waited for before each reading of the clock. Default: the CPU.
+    device : torch.device
+        Where it works; waited for before each reading of the clock.
 
     Raises
     ------
@@ -78,7 +78,6 @@ def measure(
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats={repeats}, warmup={warmup}: at least 1 and 0.")
-    device = device or torch.device("cpu")
     for _ in range(warmup):
         function()
     seconds = []
@@ -94,7 +93,7 @@ def measure(
 def measure_across_ranks(
     functions: Mapping[str, Callable[[], object]],
     *,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
     repeats: int = 5,
 ) -> dict[str, Timing]:
     """How long the slowest rank of the process group takes for each of `functions`.
@@ -110,7 +109,6 @@ def measure_across_ranks(
     >>> timings[0] == timings[1], len(timings[0]["add"].seconds)
     (True, 5)
     """
-    device = device or torch.device("cpu")
     seconds = {name: [] for name in functions}
     for run in range(1 + repeats):
         for name, function in functions.items():
@@ -139,8 +137,8 @@ class Stopwatch:
     (['sum'], 1.0)
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.device = device or torch.device("cpu")
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
         self.seconds: dict[str, float] = {}
 
     @contextmanager
