@@ -570,7 +570,7 @@ def weights_at_the_top_with_others_beside(folder):
     return saved(folder, {**net().state_dict(), **things})
 
 
-@good(at="", calls="checkpoint_files.Net", model_class="checkpoint_files.Net")
+@good(at="", calls="checkpoint_files.Net", holds="a whole model, class checkpoint_files.Net")
 def whole_model(folder):
     return saved(folder, net())
 
@@ -581,18 +581,21 @@ def whole_data_parallel_model(folder):
 
 
 @good(
-    at="model", calls="checkpoint_files.Net", model_class="checkpoint_files.Net", cast=torch.float16
+    at="model",
+    calls="checkpoint_files.Net",
+    holds="a whole model, class checkpoint_files.Net",
+    cast=torch.float16,
 )
 def whole_model_in_a_dict(folder):
     return saved(folder, {"model": net().half(), "epoch": 3, "ema": None})
 
 
-@good(at="", calls="checkpoint_files.Net", model_class="checkpoint_files.Net")
+@good(at="", calls="checkpoint_files.Net", holds="a whole model, class checkpoint_files.Net")
 def whole_legacy_model(folder):
     return saved(folder, net(), _use_new_zipfile_serialization=False)
 
 
-@good(at="", calls="io.open", model_class="checkpoint_files.Net")
+@good(at="", calls="io.open", holds="a whole model, class checkpoint_files.Net")
 def malicious_whole_model(folder):
     state = net()
     state.conv.extra = Boom(folder / "marker")

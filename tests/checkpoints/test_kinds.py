@@ -76,8 +76,7 @@ def test_good_files_are_understood_fixed_and_loaded(kind, files, tmp_path):
     assert set(found.devices.values()) == (set() if "safetensors" in found.format else {device})
     assert ("saved on" in repr(found)) == bool(found.devices)
     assert expected.get("oversized") in (None, *found.oversized)
-    if "model_class" in expected:
-        assert found.model_class == expected["model_class"]
+    assert expected.get("holds", "") in repr(found)
     assert all(len(line) <= 80 or str(folder) in line for line in repr(found).splitlines())
     assert len(repr(found).splitlines()) < 60
 
@@ -86,7 +85,7 @@ def test_good_files_are_understood_fixed_and_loaded(kind, files, tmp_path):
         options["model"] = DataParallel(kind_of_model())
     for name in ("fixed.pt", "fixed.safetensors"):
         report = fix_checkpoint(path, tmp_path / name, **options)
-        assert str(report.target) in repr(report)
+        assert str(tmp_path / name) in repr(report)
     fixed = torch.load(tmp_path / "fixed.pt")
     assert type(fixed) is dict
     assert equal(fixed, wanted)

@@ -1,7 +1,7 @@
 """Checkpoints: look into any of them, fix them, load them across rungs.
 
 In the order in which they build on each other: `pickles` reads without running, `reading` knows the
-formats, `state_dicts` finds the weights, `keys` matches names; then what a reader uses:
+formats, `weights` finds them, `keys` matches names; then what a reader uses:
 `inspecting`, `loading`, `fixing`.
 """
 

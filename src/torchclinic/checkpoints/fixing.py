@@ -4,86 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.serialization import config
 
-from torchclinic.checkpoints.inspecting import (
-    by_place,
-    not_finite,
-    not_finite_note,
-    oversized,
-    place,
-)
 from torchclinic.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
 from torchclinic.checkpoints.loading import match_model, misfit
-from torchclinic.checkpoints.pickles import storage_id
 from torchclinic.checkpoints.reading import (
     Checkpoint,
     CheckpointError,
-    is_utf8,
     open_checkpoint,
     shard_note,
 )
-from torchclinic.checkpoints.reports import counted, report, some
-from torchclinic.checkpoints.state_dicts import (
+from torchclinic.checkpoints.reports import Report, counted, lines, some
+from torchclinic.checkpoints.weights import (
     choose,
     describe,
+    not_finite,
+    not_finite_note,
+    oversized,
     split,
+    ties,
 )
 from torchclinic.modules import unwrapped
 from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
-
-
-@dataclass(repr=False)
-class FixReport:
-    """What `fix_checkpoint` did; its ``repr`` is the report."""
-
-    source: Path
-    target: Path
-    format: str  # "torch" or "safetensors"
-    size: int  # bytes of the target
-    weights_at: str  # the dotted key of the state dict in the source, "" at the top
-    names: dict[str, str]  # from the keys that were written to the source's
-    dropped: dict[str, str]  # what was left out, and what it is or why
-    cloned: list[str]  # keys that showed a part of a larger storage
-    devices: dict[str, int]  # how many tensors had been saved on which device
-    tied: list[list[str]]  # keys that were one tensor and still are
-    not_finite: dict[str, int]  # how many numbers are NaN or infinite, by key
-    verified: int  # how many tensors' numbers were compared with a checksum
-    missing_keys: list[str]  # keys of the model that the file lacks, with strict=False
-    mismatched_shapes: dict[str, tuple[tuple, tuple]]  # left out for them: file's, model's
-
-    def __repr__(self) -> str:
-        renamed = {old: new for new, old in self.names.items() if old != new}
-        at = f", from {self.weights_at!r}" if self.weights_at else ""
-        tensors = f"the checksums of {self.verified} tensor{'s' * (self.verified != 1)}"
-        return report(
-            file=f"{self.source} -> {self.target}",
-            wrote=f"{self.format}, {in_bytes(self.size)}: {len(self.names)} entries{at}",
-            prefix=[
-                f"{name!r} taken off {count} keys: put there by {wrapper_of(name, self.dropped)}"
-                for name, count in removed_prefixes(renamed).items()
-            ],
-            renamed=some((f"{a} -> {b}" for a, b in renamed.items()), 1),
-            moved=[
-                f"{count} tensors from {device} to the CPU"
-                for device, count in self.devices.items()
-                if device != "cpu"
-            ],
-            not_finite=not_finite_note(self.not_finite, len(self.names)),
-            cloned=some(self.cloned),
-            missing=counted(self.missing_keys),
-            other_shape=counted(self.mismatched_shapes),
-            tied=some(" = ".join(names) for names in self.tied),
-            left_out=some((f"{key} ({what})" for key, what in self.dropped.items()), 6),
-            verified=tensors if self.verified else "nothing: there are no checksums",
-        )
 
 
 def fix_checkpoint(
@@ -93,7 +42,7 @@ def fix_checkpoint(
     model: nn.Module | None = None,
     key: str | None = None,
     strict: bool = True,
-) -> FixReport:
+) -> Report:
     """Write the weights of any checkpoint as a plain state dict that loads on every rung.
 
     It is unwrapped, without wrappers' prefixes, for the CPU, without what is not weights, and each
@@ -111,6 +60,16 @@ def fix_checkpoint(
         Under which dotted key the state dict is, if there are several.
     strict : bool
         Refuse if the result would not load into `model`, for missing keys or other shapes.
+
+    Returns
+    -------
+    Report
+        Printed, it is the whole report. Its attributes: ``names``, from the keys that were written
+        to the source's; ``dropped``: what was left out, and what it is or why; ``cloned``: keys
+        that showed a part of a larger storage; ``tied``: keys that were one tensor and still are;
+        ``not_finite``: how many numbers are NaN or infinite, by key; ``verified``: how many
+        storages were compared with their checksums; with ``strict=False``, ``missing_keys`` and
+        ``mismatched_shapes`` of the model.
 
     Raises
     ------
@@ -130,8 +89,7 @@ def fix_checkpoint(
     >>> keys, report.dropped
     (['weight', 'bias'], {'epoch': '3'})
     """
-    target = Path(dst)
-    checkpoint = open_checkpoint(src)
+    target, checkpoint = Path(dst), open_checkpoint(src)
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
     if model is None and (note := shard_note(checkpoint.path)):
@@ -141,29 +99,25 @@ def fix_checkpoint(
     if where:
         above = where.split(".")[0]
         rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
-    dropped = {str(k): describe(value) for k, value in rest.items()}
     match = _match(checkpoint, found, model, strict)
+    dropped = {str(k): describe(value) for k, value in rest.items()}
     taken = set(match.names.values())
     for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
     values = {new: found[old] for new, old in match.names.items()}
-    verified = _write(checkpoint, values, target)
-    return FixReport(
-        source=Path(src),
-        target=target,
-        format="safetensors" if target.suffix == ".safetensors" else "torch",
-        size=target.stat().st_size,
-        weights_at=where,
+    done = Report(
         names=match.names,
         dropped=dropped,
         cloned=oversized(values),
-        devices=Counter(checkpoint.device(v) for v in values.values() if isinstance(v, Tensor)),
-        tied=[keys for keys in by_place(values).values() if len(keys) > 1],
+        tied=[names for names in ties(values) if len(names) > 1],
         not_finite=not_finite(values),
-        verified=verified,
+        verified=_write(checkpoint, values, target),
         missing_keys=match.missing_keys,
         mismatched_shapes=match.mismatched_shapes,
     )
+    devices = Counter(checkpoint.device(v) for v in values.values() if isinstance(v, Tensor))
+    done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
+    return done
 
 
 def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict: bool) -> Match:
@@ -181,72 +135,74 @@ def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict
     return found
 
 
+def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) -> dict[str, Any]:
+    """The rows of the report."""
+    kind = "safetensors" if target.suffix == ".safetensors" else "torch"
+    at = f", from {where!r}" if where else ""
+    renamed = {old: new for new, old in done.names.items() if old != new}
+    tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
+    return {
+        "wrote": f"{kind}, {in_bytes(target.stat().st_size)}: {len(done.names)} entries{at}",
+        "prefix": [
+            f"{name!r} taken off {count} keys: put there by {wrapper_of(name, done.dropped)}"
+            for name, count in removed_prefixes(renamed).items()
+        ],
+        "renamed": some((f"{a} -> {b}" for a, b in renamed.items()), 1),
+        "moved": [
+            f"{n} tensors from {device} to the CPU" for device, n in devices.items()
+            if device != "cpu"
+        ],
+        "not_finite": not_finite_note(done.not_finite, done.names),
+        "cloned": some(done.cloned),
+        "missing": counted(done.missing_keys),
+        "other_shape": counted(done.mismatched_shapes),
+        "tied": some(" = ".join(names) for names in done.tied),
+        "left_out": some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
+        "verified": tensors if done.verified else "nothing: there are no checksums",
+    }  # fmt: skip
+
+
 def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> int:
-    """Write all of the file, or leave what was there; how many tensors were verified."""
+    """Write all of the file, or leave what was there; how many storages were verified."""
+    verified = checkpoint.verify(values.items())
     write = _write_safetensors if target.suffix == ".safetensors" else _write_torch
     try:
         with atomic_file(target) as temporary:
-            return write(checkpoint, values, temporary)
-    except CheckpointError:
-        raise
+            write(values, temporary)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error} Write a .pt file.") from None
     except Exception as error:  # of the disk, of torch, of safetensors
         needed = in_bytes(sum(v.nbytes for v in values.values() if isinstance(v, Tensor)))
         raise CheckpointError(
             f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
             f"and {needed} of space in it?"
         ) from error
+    return verified
 
 
-def _write_torch(checkpoint: Checkpoint, values: Mapping[str, Any], path: Path) -> int:
-    """Write, and compare the checksums that torch made of the numbers with those of the source."""
-    cloned = {key: values[key] for key in oversized(values)}
-    checkpoint.verify(cloned.items())
+def _write_torch(values: Mapping[str, Any], path: Path) -> None:
     written = dict(values)
-    for keys in by_place(values).values():
-        tensor = values[keys[0]].clone() if keys[0] in cloned else values[keys[0]]
-        written |= dict.fromkeys(keys, tensor)
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)
-    try:
-        # torch's own writer takes small steps: with large ones the whole takes half the time.
-        with open(path, "wb", buffering=1 << 24) as file:
-            torch.save(written, file)
-    finally:
-        torch.serialization.set_crc32_options(before)
-    there, ids = (
-        open_checkpoint(path),
-        {k: storage_id(v) for k, v in values.items() if isinstance(v, Tensor)},
-    )
-    known = {k: checkpoint.checksums[i] for k, i in ids.items() if i in checkpoint.checksums}
-    copies = {k: there.checksums[storage_id(there.tree[k])] for k in known if k not in cloned}
-    checkpoint.refuse(key for key, checksum in copies.items() if checksum != known[key])
-    return len(known)
+    for names in ties({key: values[key] for key in oversized(values)}):
+        written |= dict.fromkeys(names, values[names[0]].clone())
+    # torch's own writer takes small steps: with large ones the whole takes half the time.
+    with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
+        torch.save(written, file)
 
 
-def _write_safetensors(checkpoint: Checkpoint, values: Mapping[str, Any], path: Path) -> int:
-    """Write after comparing checksums. The format has no sharing: ties go into its notes."""
-    state, notes, first = {}, {"format": "pt"}, {}
-    for key, value in values.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{checkpoint.path}: {key!r} is {describe(value)}, and safetensors holds tensors "
-                "alone. Write a .pt file."
-            )
-        there = value.untyped_storage().nbytes()
+def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
+    """The format has no sharing: ties go into its notes."""
+    state, notes = {}, {"format": "pt"}
+    for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
+        what = describe(values[key])
+        raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
+    for first, *others in ties(values):
+        value, there = values[first], values[first].untyped_storage().nbytes()
         if value.nbytes > 1e6 + there:  # a stride of 0: else 4 bytes fill the disk
             raise CheckpointError(
-                f"{checkpoint.path}: {key!r} shows the same {in_bytes(there)} again and again, "
-                f"which would be {in_bytes(value.nbytes)} in safetensors. Write a .pt file."
+                f"{first!r} shows the same {in_bytes(there)} again and again, which would be "
+                f"{in_bytes(value.nbytes)} in safetensors."
             )
-        if first.setdefault(place(value), key) != key:
-            notes[key] = first[place(value)]  # as safetensors.torch.save_model says it
-        elif value.nbytes == there and value.is_contiguous():
-            state[key] = value
-        else:
-            state[key] = value.clone(memory_format=torch.contiguous_format)
-    count = checkpoint.verify(values.items())
-    if is_utf8(path):
-        save_file(state, path, notes)
-    else:
-        path.write_bytes(save(state, notes))
-    return count
+        is_whole = value.nbytes == there and value.is_contiguous()
+        state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
+        notes |= dict.fromkeys(others, first)  # as safetensors.torch.save_model says it
+    save_file(state, path, notes)

@@ -10,7 +10,7 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile, groupby, product
+from itertools import dropwhile, groupby
 from typing import Any
 
 from torchclinic.checkpoints.reading import LIGHTNING, CheckpointError
@@ -37,6 +37,15 @@ def drop_segments(key: str) -> str:
     return ".".join(part for part in key.split(".") if part not in UNMISTAKABLE)
 
 
+def strip_leading_wrappers(key: str) -> str:
+    """`key` without the wrappers' segments that it begins with.
+
+    >>> strip_leading_wrappers("_orig_mod.module.fc.weight")
+    'fc.weight'
+    """
+    return ".".join(dropwhile(WRAPPERS.__contains__, key.split(".")))
+
+
 def removed_prefixes(names: Mapping[str, str]) -> dict[str, int]:
     """The prefixes that a renaming of keys removes, and from how many keys.
 
@@ -45,15 +54,9 @@ def removed_prefixes(names: Mapping[str, str]) -> dict[str, int]:
     """
     found: Counter[str] = Counter()
     for old, new in names.items():
-        kept, off = new.split("."), []
-        for part in reversed(old.split(".")):
-            if kept and kept[-1] == part:
-                kept.pop()
-            else:
-                off.insert(0, f"{part}.")
-        if off:
-            found["".join(off)] += 1
-    return dict(found)
+        inner = "".join(f"{part}." for part in old.split(".") if part in WRAPPERS)
+        found[old.removesuffix(new) if old.endswith(new) else inner] += 1
+    return {prefix: count for prefix, count in found.items() if prefix}
 
 
 def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
@@ -68,15 +71,6 @@ def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
     if COUNTER in keys and "module" in parts:
         makers[parts.index("module")] = "AveragedModel"
     return " over ".join(maker for maker, _ in groupby(makers))
-
-
-def strip_leading_wrappers(key: str) -> str:
-    """`key` without the wrappers' segments that it begins with.
-
-    >>> strip_leading_wrappers("_orig_mod.module.fc.weight")
-    'fc.weight'
-    """
-    return ".".join(dropwhile(WRAPPERS.__contains__, key.split(".")))
 
 
 def clean_names(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
@@ -96,10 +90,9 @@ def clean_names(keys: Iterable[str], *, lightning: bool = False) -> dict[str, st
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
     names = {key: drop_segments(key) for key in keys}
-    averaged = names.pop(COUNTER, None) is not None
-    if averaged and not all(new.startswith("module.") for new in names.values()):
-        names[COUNTER] = COUNTER  # a buffer of the model's own
-        averaged = False
+    averaged = COUNTER in names and all(n.startswith("module.") for n in names if n != COUNTER)
+    if averaged:  # else it is a buffer of the model's own
+        del names[COUNTER]
     for prefix in ["module."] * (1 + averaged) + ["model."] * lightning:
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
@@ -130,13 +123,6 @@ class Match:
     mismatched_shapes: dict[str, tuple[tuple, tuple]]  # the file's and the model's, by its key
     collision: str = ""  # two keys that would be one without their prefix, which stayed for that
 
-    def forget(self, key: str) -> None:
-        """Leave a key of the model as it is."""
-        self.names.pop(key, None)
-        self.mismatched_shapes.pop(key, None)
-        if key in self.missing_keys:
-            self.missing_keys.remove(key)
-
     def problems(self) -> list[str]:
         """A phrase for each kind of trouble, with the first keys by name."""
         found = []
@@ -160,13 +146,9 @@ def _with_near_names(missing: list[str], others: list[str]) -> list[str]:
     """The missing keys, the first of each layer with the most similar one of the file."""
     short = [key for key in others[:500] if len(key) < 200]  # likeness is slow to find
     names = {strip_leading_wrappers(key): key for key in short}
-    phrases, layers = [], set()
-    for key in missing[:4]:
-        layer = key.rpartition(".")[0]
-        near = difflib.get_close_matches(key, names, 1) if layer not in layers else []
-        layers.add(layer)
-        phrases.append(f"{key} (near {names[near[0]]!r})" if near else key)
-    return phrases + missing[4:]
+    layers = {key.rpartition(".")[0]: key for key in reversed(missing[:4])}
+    near = {key: difflib.get_close_matches(key, names, 1) for key in layers.values()}
+    return [f"{k} (near {names[near[k][0]]!r})" if near.get(k) else k for k in missing]
 
 
 def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
@@ -205,47 +187,40 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
 def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """The renaming of our keys under which most of them are theirs, and a collision it would cause.
 
-    Of renamings that do equally well, the one that takes off wrappers; if none does, none at all.
+    Of renamings that do equally well: none at all, or else the one that takes off wrappers.
     """
-    best = plain = {key: drop_segments(key) for key in ours}
-    if collision := _collision(best):
+    plain = {key: drop_segments(key) for key in ours}
+    if collision := _collision(plain):
         return {key: key for key in ours}, collision
-    score, sure, equal = _score(best, ours, theirs), True, False
     # A whole model's prefix is on many keys, a layer's name on few.
-    added = ["", *_shared_prefixes(theirs, len(ours) / 2)]
-    removed = sorted(_shared_prefixes(plain.values(), len(ours) / 4), key=_is_unknown)
-    for add, remove in product(added, ["", *removed]):
-        names = {
-            key: add + new.removeprefix(remove) if new.startswith(remove) else new
-            for key, new in plain.items()
-        }
-        new_score, known = _score(names, ours, theirs), not add and not _is_unknown(remove)
-        if new_score < score or names == best or (add and _is_unknown(remove)):
-            continue
-        if found := _collision({key: new for key, new in names.items() if new in theirs}):
-            collision = found
-        elif new_score > score:
-            best, score, sure, equal = names, new_score, known, False
-        else:
-            equal = not sure
-    return _without_inner_wrappers(dict(best if sure or not equal else plain), theirs), collision
+    removed = _shared_prefixes(plain.values(), len(ours) / 4)
+    wrappers = ["", *(prefix for prefix in removed if not strip_leading_wrappers(prefix))]
+    added = _shared_prefixes(theirs, len(ours) / 2)
+    changes = [(off, on) for on in ["", *added] for off in wrappers]
+    changes += [(off, "") for off in removed if off not in wrappers]
+    best, top, known, tied = plain, (-1, 0), True, False
+    for off, on in changes:
+        names = {k: on + n.removeprefix(off) if n.startswith(off) else n for k, n in plain.items()}
+        pairs = {key: new for key, new in names.items() if new in theirs}
+        score = len(pairs), sum(ours[key] == theirs[new] for key, new in pairs.items())
+        if score > top and (clash := _collision(pairs)):
+            collision = clash
+        elif score > top:
+            best, top, known, tied = names, score, not on and off in wrappers, False
+        elif score == top:
+            tied = True
+    return _without_inner_wrappers(plain if tied and not known else best, theirs), collision
 
 
 def _without_inner_wrappers(names: dict[str, str], theirs: Mapping[str, Any]) -> dict[str, str]:
     """Take off DP's and DDP's prefix around a part of the model: ``layers.1.module.weight``."""
-    taken = set(names.values())
+    free = theirs.keys() - set(names.values())
     for key, new in names.items():
-        head, found, tail = new.partition(".module.")
-        if new not in theirs and found and f"{head}.{tail}" in theirs.keys() - taken:
-            names[key] = f"{head}.{tail}"
-            taken.add(names[key])
+        inner = new.replace(".module.", ".", 1)
+        if new not in theirs and inner in free:
+            names[key] = inner
+            free.remove(inner)
     return names
-
-
-def _score(names: Mapping[str, str], ours: Mapping, theirs: Mapping) -> tuple[int, int]:
-    """How many keys of theirs get a partner, and how many partners have its shape."""
-    pairs = [(key, new) for key, new in names.items() if new in theirs]
-    return len({new for _, new in pairs}), sum(ours[key] == theirs[new] for key, new in pairs)
 
 
 def _shared_prefixes(keys: Iterable[str], least: float) -> list[str]:
@@ -253,10 +228,6 @@ def _shared_prefixes(keys: Iterable[str], least: float) -> list[str]:
     split = [key.split(".", 9)[:-1] for key in keys]
     counts = Counter(".".join(parts[: i + 1]) for parts in split for i in range(len(parts[:8])))
     return [f"{prefix}." for prefix, count in counts.items() if count >= least]
-
-
-def _is_unknown(prefix: str) -> bool:
-    return not all(part in WRAPPERS for part in prefix.split(".")[:-1])
 
 
 def _shape(value: Any) -> tuple | None:

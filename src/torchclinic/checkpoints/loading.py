@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +17,9 @@ from torchclinic.checkpoints.keys import (
     strip_leading_wrappers,
 )
 from torchclinic.checkpoints.reading import CheckpointError, open_checkpoint
-from torchclinic.checkpoints.reports import counted, report
-from torchclinic.checkpoints.state_dicts import choose, split
+from torchclinic.checkpoints.reports import Report, counted, lines
+from torchclinic.checkpoints.weights import choose, split
 from torchclinic.modules import unwrapped
-
-WAY_OUT = "Name new parts in reinit= and old ones in skip=; strict=False loads what fits."
-
-
-@dataclass(repr=False)
-class LoadReport:
-    """What `load_into` did; its ``repr`` is the report. The last lists are of ``strict=False``."""
-
-    names: dict[str, str]  # from the model's keys to those they were loaded from
-    skipped: list[str]  # keys of the model that were left alone, as asked
-    reinitialised: list[str]  # keys of the model that got new numbers, as asked
-    missing_keys: list[str]  # keys of the model that the source lacks
-    unexpected_keys: list[str]  # keys of the source that the model lacks
-    mismatched_shapes: dict[str, tuple[tuple, tuple]]  # not loaded: source's and model's
-    left_out: list[str]  # keys of the source that are not weights: AveragedModel's counter
-
-    def __repr__(self) -> str:
-        renamed = sum(key != source for key, source in self.names.items())
-        return report(
-            loaded=f"{len(self.names)} keys, {renamed} of them under another name",
-            initialised=counted(self.reinitialised),
-            skipped=counted(self.skipped),
-            missing=counted(self.missing_keys),
-            unexpected=counted(self.unexpected_keys),
-            other_shape=counted(self.mismatched_shapes),
-            left_out=counted(self.left_out),
-        )
 
 
 def load_into(
@@ -58,7 +30,7 @@ def load_into(
     skip: Iterable[str] = (),
     reinit: Iterable[str] = (),
     key: str | None = None,
-) -> LoadReport:
+) -> Report:
     """Load weights by name, whatever wraps the model here or wrapped it when it was saved.
 
     Parameters
@@ -76,6 +48,13 @@ def load_into(
         source: they are left as they are, or get new numbers by their ``reset_parameters()``.
     key : str, optional
         Under which dotted key of the source the state dict is, if there are several.
+
+    Returns
+    -------
+    Report
+        Its attributes: ``names``, from the model's keys to those they were loaded from;
+        ``skipped`` and ``reinitialised`` keys, as asked; with ``strict=False``, ``missing_keys``,
+        ``unexpected_keys`` and ``mismatched_shapes``, as PyTorch has them.
 
     Raises
     ------
@@ -109,24 +88,31 @@ def load_into(
     parts = [part for name in reinit for part in _resettable(plain, name)]
     found = match_model({k: v for k, v in values.items() if not _is_under(k, aside)}, plain)
     for k in [k for k in ours if _is_under(k, aside)]:
-        found.forget(k)
+        found.names.pop(k, None)
+        found.mismatched_shapes.pop(k, None)
+    found.missing_keys = [k for k in found.missing_keys if not _is_under(k, aside)]
     if found.problems() and (strict or not found.names):
-        raise misfit(where, plain, found, WAY_OUT)
+        way_out = "Name new parts in reinit= and old ones in skip=; strict=False loads what fits."
+        raise misfit(where, plain, found, way_out)
     if checkpoint:
         checkpoint.verify((file_key, values[file_key]) for file_key in found.names.values())
-    state = {k: values[file_key] for k, file_key in found.names.items()}
-    plain.load_state_dict(state, strict=False)
+    plain.load_state_dict({k: values[old] for k, old in found.names.items()}, strict=False)
     for part in parts:
         part.reset_parameters()
-    return LoadReport(
-        names=found.names,
-        skipped=[k for k in ours if _is_under(k, skip)],
-        reinitialised=[k for k in ours if _is_under(k, reinit)],
-        missing_keys=found.missing_keys,
-        unexpected_keys=found.unexpected_keys,
-        mismatched_shapes=found.mismatched_shapes,
-        left_out=[k for k in values if k == COUNTER and k not in ours],
+    done = Report(**vars(found))
+    done.skipped = [k for k in ours if _is_under(k, skip)]
+    done.reinitialised = [k for k in ours if _is_under(k, reinit)]
+    renamed = sum(k != old for k, old in found.names.items())
+    done.text = lines(
+        loaded=f"{len(found.names)} keys, {renamed} of them under another name",
+        initialised=counted(done.reinitialised),
+        skipped=counted(done.skipped),
+        missing=counted(found.missing_keys),
+        unexpected=counted(found.unexpected_keys),
+        other_shape=counted(found.mismatched_shapes),
+        left_out=counted({COUNTER} & values.keys() - ours.keys()),
     )
+    return done
 
 
 def match_model(values: Mapping[str, Any], model: nn.Module) -> Match:
@@ -143,35 +129,31 @@ def match_model(values: Mapping[str, Any], model: nn.Module) -> Match:
 def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:
     """The error for weights that do not fit, with keys, shapes and near names."""
     fits = f"{len(found.names)} keys fit" if found.names else "no key fits"
-    return CheckpointError(
+    problems = (
         f"{where} does not fit {type(model).__name__}: {fits}, {', '.join(found.problems())}."
-        + (f" {way_out}" if found.names else "")
     )
+    return CheckpointError(f"{problems} {way_out}" if found.names else problems)
 
 
 def _is_under(key: str, names: Iterable[str]) -> bool:
     """Whether `key`, apart from wrappers, is one of `names` or in one of these submodules."""
-    parts = drop_segments(key).split(".")
-    forms = key, ".".join(parts), strip_leading_wrappers(".".join(parts))
+    inner = drop_segments(key)
+    forms = key, inner, strip_leading_wrappers(inner)
     return any(f"{k}.".startswith(f"{name}.") for k in forms for name in names)
 
 
 def _must_exist(names: Iterable[str], keys: Iterable[str], model: str) -> None:
-    for name in names:
-        if not any(_is_under(key, [name]) for key in keys):
-            near = difflib.get_close_matches(
-                name, dict.fromkeys([*(k.rpartition(".")[0] for k in keys), *keys]), 1
-            )
-            hint = f"; is it {near[0]!r}?" if near else "."
-            raise CheckpointError(f"skip or reinit: {model} has no {name!r}{hint}")
+    for name in [name for name in names if not any(_is_under(key, [name]) for key in keys)]:
+        layers = dict.fromkeys([*(key.rpartition(".")[0] for key in keys), *keys])
+        near = difflib.get_close_matches(name, layers, 1)
+        hint = f"; is it {near[0]!r}?" if near else "."
+        raise CheckpointError(f"skip or reinit: {model} has no {name!r}{hint}")
 
 
 def _resettable(model: nn.Module, name: str) -> list[nn.Module]:
     """The modules in the submodule `name` that have parameters of their own."""
-    modules = [
-        module for path, module in model.named_modules() if f"{path}.".startswith(f"{name}.")
-    ]
-    modules = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+    inner = [m for path, m in model.named_modules() if f"{path}.".startswith(f"{name}.")]
+    modules = [m for m in inner if next(m.parameters(recurse=False), None) is not None]
     if not modules or not all(hasattr(module, "reset_parameters") for module in modules):
         raise CheckpointError(
             f"reinit: {name!r} has no reset_parameters(). Name it in skip=, and give it new "

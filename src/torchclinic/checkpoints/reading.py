@@ -25,8 +25,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from torchclinic.checkpoints.pickles import InertPickle, storage_id, walk
-from torchclinic.checkpoints.reports import printable
+from torchclinic.checkpoints.pickles import InertPickle, storage_id
+from torchclinic.checkpoints.reports import printable, some
 from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"
@@ -58,19 +58,14 @@ class CheckpointError(ValueError, RuntimeError):
         super().__init__(printable(message))
 
 
-def is_utf8(path: Path) -> bool:
-    """Whether Python could decode the name; else it holds surrogates, which no library takes."""
-    return str(path).encode(errors="ignore") == str(path).encode(errors="surrogatepass")
-
-
 @contextmanager
 def named_in_utf8(path: Path) -> Iterator[str]:
     """A name for a file that PyTorch and safetensors take, whatever bytes are in its own."""
-    if is_utf8(path):
-        yield os.fspath(path)
-    else:
+    if re.search("[\ud800-\udfff]", str(path)):
         with open(path, "rb") as file:
             yield f"/dev/fd/{file.fileno()}"
+    else:
+        yield os.fspath(path)
 
 
 @contextmanager
@@ -110,35 +105,27 @@ class Checkpoint:
         """Where the tensor was when it was saved."""
         return self.devices.get(storage_id(tensor), "cpu")
 
-    def checksum(self, value: Any) -> int | None:
-        """The CRC-32 that was saved for a tensor's storage, if there is one."""
-        return self.checksums.get(storage_id(value)) if isinstance(value, Tensor) else None
-
-    def verify(self, values: Iterable[tuple[str, Any]] | None = None) -> int:
-        """Compare tensors' storages (default: all) with their checksums; how many have one.
+    def verify(self, values: Iterable[tuple[str, Any]]) -> int:
+        """Compare tensors' storages with their checksums; how many have one.
 
         Raises
         ------
         CheckpointError
             If some are not what was written.
         """
-        named = walk(self.tree) if values is None else values
-        named = {storage_id(v): (name, v) for name, v in named if isinstance(v, Tensor)}
+        named = {storage_id(v): (name, v) for name, v in values if isinstance(v, Tensor)}
         named = {i: found for i, found in named.items() if i in self.checksums}
         with ThreadPoolExecutor(os.cpu_count()) as threads:  # crc32 lets other threads run
             found = threads.map(_crc32, (tensor for _, tensor in named.values()))
-            pairs = list(zip(named, found, strict=True))
-        self.refuse(named[i][0] for i, crc in pairs if crc != self.checksums[i])
-        return len(named)
-
-    def refuse(self, damaged: Iterable[str]) -> None:
-        """Raise a `CheckpointError` if there is any name among `damaged`."""
-        if names := list(damaged):
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            pairs = zip(named, found, strict=True)
+            damaged = [named[i][0] for i, crc in pairs if crc != self.checksums[i]]
+        if damaged:
+            more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise CheckpointError(
-                f"{self.path}: the numbers of {names[0]!r}{more} are not those that were saved, "
+                f"{self.path}: the numbers of {damaged[0]!r}{more} are not those that were saved, "
                 "for their checksum differs. Copy the file again, or take an older one."
             )
+        return len(named)
 
 
 def _crc32(tensor: Tensor) -> int:
@@ -190,14 +177,13 @@ def _read_zip(path: Path) -> Checkpoint:
     # Under torch.serialization.set_crc32_options(False), torch writes 0 for all of them.
     has_checksums = any(entry.CRC for entry in entries.values())
     inert = InertPickle()
-    tree = _torch_load(path, inert, mmap=True)
-    checkpoint = Checkpoint(path, "torch.save (zip)", tree, [path], inert.imports)
-    checkpoint.devices = {i: device for i, (_, device, _) in inert.storages.items()}
+    checkpoint = _torch_load(path, "torch.save (zip)", inert, mmap=True)
     for i, (key, _, nbytes) in inert.storages.items():
         entry = entries[f"data/{key}"]
-        if entry.file_size != nbytes:
+        if entry.compress_size != nbytes:
             raise CheckpointError(
-                f"{path}: damaged: {entry.file_size} bytes, not {nbytes}. {AGAIN}"
+                f"{path}: damaged, or its entries are compressed: {entry.compress_size} bytes, not "
+                f"{nbytes}. Copy it again, or unpack it and pack it with `zip -0 -r`."
             )
         if has_checksums:
             checkpoint.checksums[i] = entry.CRC
@@ -212,37 +198,33 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
     # By torch's own reader: torch.load would hand a TorchScript archive to torch.jit.load.
     with named_in_utf8(path) as name:
-        records = torch._C.PyTorchFileReader(name).get_all_records()
+        reader = torch._C.PyTorchFileReader(name)
+        records = reader.get_all_records()
+        order = reader.get_record("byteorder") if "byteorder" in records else b"little"
     if "constants.pkl" in records:
         raise CheckpointError(
             f"{path}: a TorchScript archive, which is a program. If you trust it, save "
             "torch.jit.load(path).state_dict() to another file."
         )
-    if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
-        raise CheckpointError(
-            f"{path}: its entries are compressed, as torch.save's never are. Unpack it, and pack "
-            "it with `zip -0 -r`."
-        )
+    if order != b"little":
+        raise CheckpointError(f"{path}: saved on a big-endian machine; convert it there.")
     entries = {info.filename.removeprefix(roots[0]): info for info in infos}
     if any(info.CRC for info in infos):
-        for name, info in entries.items():
-            if not name.startswith("data/"):
-                archive.read(info)  # compares its checksum, which torch does not
-        if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
-            raise CheckpointError(f"{path}: saved on a big-endian machine; convert it there.")
+        for name in [name for name in entries if not name.startswith("data/")]:
+            archive.read(entries[name])  # compares its checksum, which torch does not
     return entries
 
 
-def _torch_load(path: Path, inert: InertPickle, *, mmap: bool) -> Any:
+def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Checkpoint:
     if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
         raise CheckpointError(
             f"{path}: unset TORCH_FORCE_WEIGHTS_ONLY_LOAD to have it read. Nothing in it is run."
         )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), named_in_utf8(path) as name:
         warnings.simplefilter("ignore")  # a class that is not here, a buffer that is not writable
-        options = {"map_location": "cpu", "weights_only": False, "mmap": mmap}
-        with named_in_utf8(path) as name:
-            return torch.load(name, pickle_module=inert, **options)
+        tree = torch.load(name, "cpu", pickle_module=inert, weights_only=False, mmap=mmap)
+    devices = {i: device for i, (_, device, _) in inert.storages.items()}
+    return Checkpoint(path, kind, tree, [path], inert.imports, devices)
 
 
 def _read_pickles(path: Path) -> Checkpoint:
@@ -254,9 +236,7 @@ def _read_pickles(path: Path) -> Checkpoint:
         first = inert.load(file)
     if first != torch.serialization.MAGIC_NUMBER:
         return Checkpoint(path, "pickle, not by torch.save", first, [path], inert.imports)
-    tree = _torch_load(path, inert, mmap=False)
-    devices = {i: device for i, (_, device, _) in inert.storages.items()}
-    return Checkpoint(path, "torch.save (before 1.6)", tree, [path], inert.imports, devices)
+    return _torch_load(path, "torch.save (before 1.6)", inert, mmap=False)
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
@@ -278,81 +258,71 @@ def _read_folder(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: {FOLDERS[name].format(path)}")
     if len(indices) == 1:
         return _read_shards(path / indices[0])
-    shards = [name for name in weights if shards_of(name) > 1]
+    shards = [name for name in weights if shard_of(name)]
     if shards and not indices:
+        count, index = shard_of(shards[0])
         raise CheckpointError(
-            f"{path}: {len(shards)} of {shards_of(shards[0])} shards, and no {_index(shards[0])}, "
-            "which says what is in which. Copy the missing files here, too."
+            f"{path}: {len(shards)} of {count} shards, and no {index}, which says what is in "
+            "which. Copy the missing files here, too."
         )
     if len(weights) == 1:
         return open_checkpoint(path / weights[0])
-    inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside or 'it is empty'}).")
+    inside = some(names, 8) or "it is empty"
+    raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside}).")
 
 
-def shards_of(name: str) -> int:
-    """Of how many shards a file is one, by its name; 1 if it is whole.
+def shard_of(name: str) -> tuple[int, str] | None:
+    """Of how many shards a file is one, by its name, and the name of their index.
 
-    >>> shards_of("model-00001-of-00002.safetensors"), shards_of("model.safetensors")
-    (2, 1)
+    >>> shard_of("model-00001-of-00002.safetensors")
+    (2, 'model.safetensors.index.json')
     """
     found = SHARD.search(name)
-    return int(found[1]) if found else 1
+    is_one = found and int(found[1]) > 1
+    return (int(found[1]), f"{SHARD.sub('', name)}.index.json") if is_one else None
 
 
 def shard_note(path: Path) -> str:
     """What to say of a file that is one shard of several; else nothing."""
-    if (count := shards_of(path.name)) == 1:
-        return ""
-    return (
-        f"one of {count} shards of a model. For the whole, name the folder, or "
-        f"{_index(path.name)} in it."
-    )
-
-
-def _index(shard: str) -> str:
-    return f"{SHARD.sub('', shard)}.index.json"
+    count, index = shard_of(path.name) or (1, "")
+    whole = f"one of {count} shards of a model. For the whole, name the folder, or {index} in it."
+    return whole if index else ""
 
 
 def _read_shards(index: Path) -> Checkpoint:
     """Hugging Face's: a JSON file says in which shard each key lies."""
     homes = json.loads(index.read_text())["weight_map"]
-    shards = {name: _read_shard(index, name) for name in sorted(set(homes.values()))}
-    for key, name in homes.items():
-        if key not in shards[name].tree:
-            raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
-    kinds = sorted({shard.format for shard in shards.values()})
-    whole = Checkpoint(index, f"{len(shards)} shards, {' and '.join(kinds)}", {}, [index])
-    whole.tree = {key: shards[name].tree[key] for key, name in homes.items()}
-    for shard in shards.values():
+    whole, shards = Checkpoint(index, "", {}, [index]), {}
+    for name in sorted(set(homes.values())):
+        if Path(name).name != name:
+            raise CheckpointError(f"{index}: it names {name!r}, which is not a file beside it.")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
+        shards[name] = shard = open_checkpoint(index.parent / name)
         whole.files += shard.files
         whole.imports += shard.imports
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
+    for key, name in homes.items():
+        if key not in shards[name].tree:
+            raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
+        whole.tree[key] = shards[name].tree[key]
+    kinds = sorted({shard.format for shard in shards.values()})
+    whole.format = f"{len(shards)} shards, {' and '.join(kinds)}"
     return whole
-
-
-def _read_shard(index: Path, name: Any) -> Checkpoint:
-    if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{index}: it names {name!r}, which is not a file beside it.")
-    if not (index.parent / name).is_file():
-        raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
-    return open_checkpoint(index.parent / name)
 
 
 def _what_else(head: bytes, size: int) -> str:
     """What a file is that is no checkpoint, and what to do."""
-    text = head.lstrip().lower()
     if not head.strip(b"\0"):
         what = "begins with nothing but zeros" if size else "is empty"
         return f"this file {what}: the program that wrote it was stopped. {AGAIN}"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "this is a web page about the file, not the file: the link to download is another."
-    if text.startswith(b"version https://git-lfs"):
+    if head.startswith(b"version https://git-lfs"):
         found = re.search(rb"size (\d{1,15})\b", head)
         of = f" of {in_bytes(int(found[1]))}" if found else ""
         return f"this is a Git-LFS pointer to the file{of}, not the file: run `git lfs pull`."
-    for start, kind in OTHERS.items():
-        if head.startswith(start):
-            return f"this is not a checkpoint of PyTorch but {kind}."
+    for start in [start for start in OTHERS if head.startswith(start)]:
+        return f"this is not a checkpoint of PyTorch but {OTHERS[start]}."
     return f"neither torch.save nor safetensors writes files that begin with {head[:12]!r}."

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from textwrap import wrap
+from types import SimpleNamespace
 
 
-def report(**rows: str | Iterable[str]) -> str:
+class Report(SimpleNamespace):
+    """What was found or done: facts as attributes, and a text for people as ``repr``."""
+
+    text = ""
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def lines(**rows: str | Iterable[str]) -> str:
     """Lines with labels in front; a row without text is left out.
 
-    >>> print(report(file="a.pt", left_out=["epoch", "loss"], moved=""))
+    >>> print(lines(file="a.pt", left_out=["epoch", "loss"], moved=""))
     file        a.pt
     left out    epoch
     left out    loss
     """
-    lines = []
+    found = []
     for label, texts in rows.items():
         for text in [texts] if isinstance(texts, str) else texts:
             if text.startswith("\n"):  # a table of its own
-                lines += text.split("\n")
+                found += text.split("\n")
             elif text:
                 parts = wrap(text[:600], 68, break_on_hyphens=False, break_long_words=False)
                 heads = [label.replace("_", " "), *[""] * len(parts)]
-                lines += [f"{head:11} {part}" for head, part in zip(heads, parts, strict=False)]
-    return "\n".join(map(printable, lines))
+                found += [f"{head:11} {part}" for head, part in zip(heads, parts, strict=False)]
+    return "\n".join(map(printable, found))
 
 
 def printable(text: str) -> str:

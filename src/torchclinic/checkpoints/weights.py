@@ -1,24 +1,25 @@
-"""Where in a checkpoint the weights lie, and what the rest is."""
+"""Where in a checkpoint the weights lie, what they are, and what the rest is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from torchclinic.checkpoints.pickles import StandIn, walk
+from torchclinic.checkpoints.pickles import StandIn, storage_id, walk
 from torchclinic.checkpoints.reading import CheckpointError
 from torchclinic.checkpoints.reports import some
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
 WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "network", "module"}
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
+AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
-TOP, USUAL_NAME, OTHER_NAME, AVERAGE, RANDOM_STATE = range(5)  # the best first
-AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 
 
 def is_state_dict(value: Any) -> bool:
@@ -34,12 +35,6 @@ def is_unread_tensor(value: Any) -> bool:
     return isinstance(value, StandIn) and "_rebuild_" in value.name
 
 
-def is_shard(value: Any) -> bool:
-    """Whether a stand-in is of a DTensor: its shape is the whole's, its numbers are one rank's."""
-    args = (value.args or ()) if is_unread_tensor(value) else ()
-    return any(isinstance(arg, StandIn) and arg.name.endswith(".DTensor") for arg in args)
-
-
 def is_optimizer(value: Any) -> bool:
     return isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys()
 
@@ -47,8 +42,7 @@ def is_optimizer(value: Any) -> bool:
 def is_model(value: Any) -> bool:
     """Whether a stand-in is of a whole pickled module."""
     state = value.state if isinstance(value, StandIn) else None
-    parts = [isinstance(state, dict) and state.get(name) for name in MODULE_PARTS]
-    return all(isinstance(part, dict) for part in parts)
+    return isinstance(state, dict) and all(isinstance(state.get(p), dict) for p in MODULE_PARTS)
 
 
 def state_dicts(tree: Any) -> dict[str, Mapping]:
@@ -91,17 +85,10 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     return chosen[0], _parts_of(weights) if is_model(weights) else weights
 
 
-def _preference(name: str) -> tuple[int, int]:
-    """Lower is more likely what is meant."""
-    if not name:
-        kind = TOP
-    elif "rng" in name:
-        kind = RANDOM_STATE
-    elif AVERAGED.search(name):
-        kind = AVERAGE
-    else:
-        kind = USUAL_NAME if name.rpartition(".")[2] in WEIGHTS else OTHER_NAME
-    return kind, name.count(".")
+def _preference(name: str) -> tuple:
+    """Lower is more likely what is meant: the top, a usual name, any, an average's, RNG state."""
+    kinds = "rng" in name, bool(AVERAGED.search(name)), name.rpartition(".")[2] not in WEIGHTS
+    return (*kinds, name.count(".") + 1) if name else (False, False, False, 0)
 
 
 def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -123,7 +110,7 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
 
 
 def _why_unread(tensor: StandIn) -> str:
-    if is_shard(tensor):
+    if any(isinstance(a, StandIn) and a.name.endswith(".DTensor") for a in tensor.args or ()):
         return (
             "is a DTensor: the file holds one rank's shards only, not the whole tensors. Save "
             "again. On all ranks: state = get_model_state_dict(model, options=StateDictOptions("
@@ -151,6 +138,47 @@ def _parts_of(model: StandIn) -> dict[str, Any]:
                 weights[f"{prefix}{name}"] = value
         waiting += reversed([(f"{prefix}{n}.", m) for n, m in state["_modules"].items()])
     return weights
+
+
+def ties(values: Mapping[str, Any]) -> list[list[str]]:
+    """The keys of each tensor; those that show the same numbers in the same way are one."""
+    names: dict[tuple, list[str]] = {}
+    for key, value in values.items():
+        if isinstance(value, Tensor):
+            view = value.storage_offset(), value.shape, value.stride(), value.dtype
+            place = (storage_id(value), *view) if value.numel() else key
+            names.setdefault(place, []).append(key)
+    return list(names.values())
+
+
+def oversized(values: Mapping[str, Any]) -> list[str]:
+    """Keys of tensors whose storage holds numbers that none of the keys shows."""
+    firsts = [values[keys[0]] for keys in ties(values)]
+    shown = dict.fromkeys(map(storage_id, firsts), 0)
+    for tensor in firsts:
+        shown[storage_id(tensor)] += tensor.nbytes
+    tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    return [k for k, t in tensors.items() if shown[storage_id(t)] < t.untyped_storage().nbytes()]
+
+
+def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
+    """How many numbers are NaN or infinite, by the keys of the tensors that hold such."""
+    counts = {}
+    for key, value in values.items():
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            continue
+        if value.nbytes > value.untyped_storage().nbytes():  # shows them again and again
+            value = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
+        with suppress(NotImplementedError):  # float4, which has neither
+            parts = value.flatten().split(1 << 22)
+            counts[key] = sum(part.numel() - int(part.isfinite().sum()) for part in parts)
+    return {key: count for key, count in counts.items() if count}
+
+
+def not_finite_note(counts: Mapping[str, int], keys: Collection[str]) -> str:
+    """The report's line on them: nothing, if all numbers are finite."""
+    names = some(f"{key} ({count:,})" for key, count in counts.items())
+    return f"NaN or inf in {len(counts)} of {len(keys)} tensors: {names}" if counts else ""
 
 
 def kind_of(tensor: Tensor) -> tuple[str, str]:
