@@ -21,7 +21,7 @@ def training_seconds(repeats):
 
     from torchladder.measuring import measure_across_ranks
     from torchladder.models import LeNet
-    from torchladder.training import train_epoch, wrap
+    from torchladder.training import parallelize, train_epoch
 
     torch.set_num_threads(1)
     images, labels = torch.randn(BATCH_SIZE, 1, 28, 28), torch.zeros(BATCH_SIZE, dtype=torch.long)
@@ -29,7 +29,7 @@ def training_seconds(repeats):
     numbers = torch.zeros(sum(p.numel() for p in LeNet().parameters()))
 
     def way(rung="cpu", *, fused=None, each_step=None, **options):
-        net = wrap(LeNet(), rung, torch.device("cpu"), **options)
+        net = parallelize(LeNet(), rung, **options)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=fused)
         # What is called after each step, where a schedule of the learning rate would be.
         schedule = each_step and SimpleNamespace(step=each_step)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import FashionMNIST
 from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
 
-from torchladder.data import DeviceBatches, ImageData, flip_and_crop, load, loader
+from torchladder.data import DeviceBatches, ImageData, dataloader, flip_and_crop, load_dataset
 
 CPU = torch.device("cpu")
 
@@ -32,19 +32,19 @@ class OneByOne(FashionMNIST):
 
 
 def posts_loader(data: ImageData, *, workers: int = 0, augment: bool = False) -> DataLoader:
-    """Batches as the posts make them, in the order of `loader`."""
+    """Batches as the posts make them, in the order of `dataloader`."""
     transform = Compose([ToTensor(), Normalize(data.mean, data.std)])
     if augment:
         transform = Compose([RandomCrop(data.shape[1:], 2), RandomHorizontalFlip(), transform])
-    order = loader(data).sampler
+    order = dataloader(data).sampler
     return DataLoader(OneByOne(data, transform), 64, sampler=order, num_workers=workers)
 
 
 def assert_same_batches(data: ImageData, count: int, workers: int = 0) -> None:
-    """The first `count` batches of the posts, of `loader` and of `DeviceBatches` are equal."""
+    """The first `count` batches of the posts, of `dataloader` and of `DeviceBatches` are equal."""
     ways = (
         posts_loader(data, workers=workers),
-        loader(data, workers=workers),
+        dataloader(data, workers=workers),
         DeviceBatches(data, device=CPU),
     )
     for theirs, *ours in islice(zip(*ways, strict=True), count):
@@ -62,9 +62,9 @@ def first_images(data: ImageData, count: int) -> ImageData:
 def fashion_mnist() -> ImageData:
     """60,000 images: where the full set is not installed, the bundled ones five times."""
     try:
-        return load("fashion_mnist")
+        return load_dataset("fashion_mnist")
     except FileNotFoundError:
-        return first_images(load(), 60_000)
+        return first_images(load_dataset(), 60_000)
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -98,14 +98,15 @@ def measure(full: bool = True) -> list[Result]:
     assert_same_batches(data, count=100 if full else 20)
     results = []
     for words, goal, augment in [("", 20, None), (", flipped and shifted", 10, flip_and_crop)]:
+        images = dataclasses.replace(data, augment=augment)
         ways = {
-            "no workers": (0, loader(data, augment=augment)),
+            "no workers": (0, dataloader(images)),
             "no workers, without a DataLoader": (
                 0,
-                DeviceBatches(data, device=CPU, augment=augment),
+                DeviceBatches(images, device=CPU),
             ),
-            "2 workers each": (2, loader(data, workers=2, augment=augment)),
-            "2 workers, and none of ours": (2, loader(data, augment=augment)),
+            "2 workers each": (2, dataloader(images, workers=2)),
+            "2 workers, and none of ours": (2, dataloader(images)),
         }
         for name, (workers, ours) in ways.items():
             theirs = posts_loader(data, workers=workers, augment=augment is not None)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import ToTensor
 
-from torchladder.data import DeviceBatches, ImageData, load, loader
+from torchladder.data import DeviceBatches, ImageData, dataloader, load_dataset
 from torchladder.models import LeNet, LinearConvNet
 
 #: Each with all changes above it.
@@ -44,14 +44,14 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # images of an ep
 
 def posts_data(images: int) -> ImageData:
     """Pixels from 0 to 1, as ``ToTensor`` makes them: the posts do not normalise further."""
-    return dataclasses.replace(first_images(load(), images), mean=(0.0,), std=(1.0,))
+    return dataclasses.replace(first_images(load_dataset(), images), mean=(0.0,), std=(1.0,))
 
 
 def batches_of(data: ImageData, whole_batches: bool) -> Iterator:
     if whole_batches:
         return iter(DeviceBatches(data, device=torch.device("cpu")))
     pictures = OneByOne(data, ToTensor())
-    return iter(DataLoader(pictures, batch_size=64, sampler=loader(data).sampler))
+    return iter(DataLoader(pictures, batch_size=64, sampler=dataloader(data).sampler))
 
 
 def epoch(

@@ -31,15 +31,14 @@ def training_rates(batch_size, repeats):
 
     from torchladder.measuring import measure_across_ranks
     from torchladder.models import LeNet
-    from torchladder.training import train_epoch, wrap
+    from torchladder.training import parallelize, train_epoch
 
     torch.set_num_threads(1)
-    device = torch.device("cpu")
     images, labels = torch.randn(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.long)
     batches = [(images, labels)] * (IMAGES // batch_size)
     blocks = {}
     for way, rung in {"alone": "cpu", "ddp": "ddp"}.items():
-        net = wrap(LeNet(), rung, device)
+        net = parallelize(LeNet(), rung)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
         blocks[way] = partial(train_epoch, net, batches, optimizer)
     timings = measure_across_ranks(blocks, repeats=repeats)
@@ -93,19 +92,19 @@ def loops(repeats):
     import torch
     import torch.nn.functional as F
 
-    from torchladder.data import load, loader
+    from torchladder.data import dataloader, load_dataset
     from torchladder.models import LeNet
     from torchladder.training import train
 
-    data = load()
+    data = load_dataset()
 
     def by_train():
         torch.manual_seed(0)  # as the other: pooling takes longer with some weights than others
-        train(LeNet(), data, epochs=1, progress=False)
+        train(LeNet(), data, epochs=1)
 
     def by_hand():
         torch.manual_seed(0)
-        net, batches, tests = LeNet(), loader(data), loader(data, "test")
+        net, batches, tests = LeNet(), dataloader(data), dataloader(data, "test")
         optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
         steps = len(batches)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)

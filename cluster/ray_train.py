@@ -16,7 +16,7 @@ from torchladder import data, models, training
 
 def train_lenet(options):
     """What every worker runs; Ray has made the process group, as torchrun and a script do."""
-    images = data.load()
+    images = data.load_dataset()
     if options["few"]:
         images = data.balanced_subset(images, train=2000, test=1000)
     history = training.train(
@@ -25,7 +25,6 @@ def train_lenet(options):
         rung="ddp",
         epochs=options["epochs"],
         batch_size=64 // options["workers"],  # 64 images a step, however many workers
-        progress=False,
         checkpoint_dir=options["checkpoints"],
     )
     return history[-1].test_accuracy

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchclinic.checkpoints import inspect_checkpoint, load_into
-from torchladder.data import DeviceBatches, load, loader
+from torchladder.data import DeviceBatches, dataloader, load_dataset
 from torchladder.launching import launch
 from torchladder.models import LeNet
-from torchladder.training import to_device, train
+from torchladder.training import train
 
 pytestmark = pytest.mark.gpu
 
@@ -26,12 +26,12 @@ def assert_close(state, expected, **tolerance):
 
 
 def test_batches_arrive_whole_by_every_way_to_the_gpu():
-    data = load()
-    pinned = loader(data, "test", batch_size=300, pin_memory=True)
+    data = load_dataset()
+    pinned = dataloader(data, "test", batch_size=300, pin_memory=True)
     kept = DeviceBatches(data, "test", device=torch.device("cuda"), batch_size=300)
     for (images, labels), (there, answers) in zip(pinned, kept, strict=True):
         assert images.is_pinned()
-        copy = to_device(images, torch.device("cuda"))
+        copy = images.to("cuda", non_blocking=True)
         assert copy.device == there.device == answers.device
         torch.testing.assert_close(copy.cpu(), images, rtol=0, atol=0)
         torch.testing.assert_close(there.cpu(), images, rtol=1e-6, atol=1e-6)
@@ -115,7 +115,7 @@ torch.testing.assert_close(
 
 
 def test_a_run_on_the_gpu_goes_on_without_one(tmp_path):
-    options = {"epochs": 1, "checkpoint_dir": tmp_path, "progress": False}
+    options = {"epochs": 1, "checkpoint_dir": tmp_path}
     data, net = part_of_the_data(101), LeNet()
     train(net, data, rung="gpu", **options)
     other = LeNet()

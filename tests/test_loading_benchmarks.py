@@ -7,19 +7,19 @@ import posts_epoch
 import pytest
 import torch
 
-from torchladder.data import DeviceBatches, load
+from torchladder.data import DeviceBatches, load_dataset
 from torchladder.models import LeNet
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_torchvisions_transforms_to_the_bit(workers):
-    loading.assert_same_batches(load(), 20, workers)
+    loading.assert_same_batches(load_dataset(), 20, workers)
 
 
 def test_other_pixels_are_seen_not_to_be_the_same(monkeypatch):
     monkeypatch.setattr(loading, "ToTensor", lambda: lambda image: torch.ones(1, 28, 28))
     with pytest.raises(AssertionError):
-        loading.assert_same_batches(load(), 1)
+        loading.assert_same_batches(load_dataset(), 1)
 
 
 def test_each_change_to_the_posts_loop_keeps_its_losses():

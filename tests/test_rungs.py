@@ -135,7 +135,7 @@ def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
     model = models.LeNet()
     # The same layers, in one Sequential there and in two here.
     model.load_state_dict(dict(zip(model.state_dict(), state.values(), strict=True)))
-    fashion = data.load()
+    fashion = data.load_dataset()
     with torch.inference_mode():
         right = model(fashion.normalise(fashion.test_images)).argmax(1) == fashion.test_labels
     assert accuracy_printed(done) == f"{100 * right.float().mean():.2f}"

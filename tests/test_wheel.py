@@ -55,7 +55,7 @@ import torch, torchladder
 from torchclinic import cli
 from torchladder import data, models
 torch.save(models.MLP().state_dict(), "mlp.pt")
-print(torchladder.__file__, data.BUNDLED, len(data.load().train_labels), sep="\\n")
+print(torchladder.__file__, data.BUNDLED, len(data.load_dataset().train_labels), sep="\\n")
 for words in (
     "inspect mlp.pt",
     "fix mlp.pt -o fixed.safetensors",

@@ -180,20 +180,20 @@ def find_fashion_mnist(here: Host) -> object:
     from torchladder import data
 
     try:
-        small = data.load()
+        small = data.load_dataset()
     except ValueError as error:  # what is attached is damaged
         raise SessionError(str(error)) from error
     except FileNotFoundError:
         print("Fashion-MNIST is not here; downloading it (31 MB)")
         try:
-            data.load("fashion_mnist", download=True)
+            data.load_dataset("fashion_mnist", download=True)
         except OSError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[-1]
             raise SessionError(
                 "this notebook needs Fashion-MNIST, which is not here and cannot be downloaded. "
                 f"{here.data}. Then run this cell again. ({reason})"
             ) from error
-        small = data.load()
+        small = data.load_dataset()
     print(f"data: {small}")
     return small
 

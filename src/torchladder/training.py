@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,16 +23,14 @@ from tqdm import tqdm
 
 from torchclinic.modules import evaluation_mode
 from torchclinic.tables import Table, in_bytes
-from torchladder import resuming
-from torchladder.data import DeviceBatches, ImageData, dataset_of, describe, loader
-from torchladder.devices import named_device, try_gpu, why_no_cuda
+from torchladder import checkpoint
+from torchladder.data import ImageData, dataloader
+from torchladder.devices import try_gpu, why_no_cuda
 from torchladder.measuring import peak_memory, reset_peak_memory
 
 RUNGS = ("cpu", "gpu", "dp", "ddp")
-POSITION = ("epoch", "batch", "step", "seconds")  # where a run is, in its checkpoints
-AMP_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-Batches = Iterable[tuple[Tensor, Tensor]]
+PRECISIONS = {"fp32": None, "fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+_POSITION = ("epoch", "batch", "step", "seconds")  # where a run is, in its checkpoints
 
 
 @dataclass(frozen=True)
@@ -90,18 +87,12 @@ def train(
     batch_size: int = 64,
     lr: float = 0.05,
     rung: str = "cpu",
-    device: str | torch.device | None = None,
+    precision: str = "fp32",
     seed: int = 0,
-    amp: str | None = None,
     workers: int = 0,
-    on_device: bool = False,
-    augment: Callable[[Tensor], Tensor] | None = None,
-    ddp_options: dict | None = None,
-    progress: bool = True,
     checkpoint_dir: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
-    resume: str | os.PathLike = "auto",
-    on_step: Callable[[Run], object] | None = None,
+    on_step: Callable[[TrainState], object] | None = None,
 ) -> History:
     """Train `model` on `data` in place, evaluating it after every epoch.
 
@@ -124,24 +115,17 @@ def train(
         ``'dp'`` splits each batch over all GPUs, and is rung ``'cpu'`` where there is none.
         ``'ddp'`` is called by every rank of a process group, with the same arguments: under
         torchrun, or through `torchladder.launching.launch`.
-    device : str or torch.device, optional
-        Which GPU on rung ``'gpu'``; default the first. The upper rungs choose their own.
-    amp : {None, 'fp16', 'bf16'}
-        Automatic mixed precision; with fp16 the gradients are scaled. Where they overflow, the
+    precision : {'fp32', 'fp16-mixed', 'bf16-mixed'}
+        The mixed ones are autocast; with fp16 the gradients are scaled. Where they overflow, the
         scaler skips the step, and the schedule waits: it then ends that many steps above 0.
-    workers, on_device : int, bool
-        Load data in so many processes, or keep the whole `ImageData` on the device.
-    augment : callable, optional
-        What changes the ``uint8`` training images of an `ImageData`, such as `flip_and_crop`.
-    ddp_options : dict, optional
-        What `DistributedDataParallel` is given, such as ``find_unused_parameters``.
+    workers : int
+        Processes that load the data ahead.
     checkpoint_dir, checkpoint_every : path, int, optional
         Save there after every epoch (the best by test accuracy is ``best.pt``), and every so
-        many steps. A folder is for one run at a time.
-    resume : {'auto', 'never'} or path
-        ``'auto'``: go on from the newest whole checkpoint in `checkpoint_dir`, if there is one.
+        many steps; go on from the newest whole checkpoint that is there already. A folder is for
+        one run at a time.
     on_step : callable, optional
-        Called with the `Run` after every step, on every rank; see `Run` for an example.
+        Called with the `TrainState` after every step, on every rank.
 
     Raises
     ------
@@ -150,32 +134,32 @@ def train(
     FloatingPointError
         If an epoch's loss, or what would be saved, is not finite. Files stay as they were.
     """
-    device = device_of(rung, device)
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
-    _check_settings(data, epochs, batch_size, lr, rung, seed, amp, workers, on_device)
-    _check_checkpoints(checkpoint_dir, checkpoint_every, resume)
+    device = get_device(rung)
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
+    settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
+    settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
+    settings["augment"] = re.sub(" at 0x[0-9a-f]+", "", repr(getattr(data, "augment", None)))
+    _check_settings(epochs, rung, precision)
+    _check_folder(checkpoint_dir, checkpoint_every)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
-    deal = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": ranks}
-    deal["augment"] = augment
-    batches = _batches(data, device, workers, on_device, deal)
-    model.to(device)
-    wrapped = wrap(model, rung, device, **(ddp_options or {}))
+    options = {"batch_size": batch_size, "seed": seed, "workers": workers, "rank": rank}
+    options |= {"world_size": world_size, "pin_memory": device.type == "cuda"}
+    batches = [dataloader(data, split, **options) for split in ("train", "test")]
+    if batch_size > (images := len(batches[0].dataset)):
+        raise ValueError(f"batch_size={batch_size}: there are {images:,} training images.")
+    wrapped = parallelize(model.to(device), rung)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     steps = epochs * len(batches[0])
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
-    settings = {"data": describe(data), "epochs": epochs, "lr": lr, "seed": seed, "amp": amp}
-    settings["batch_size x ranks"] = batch_size * ranks
-    settings["augment"] = augment and re.sub(" at 0x[0-9a-f]+", "", repr(augment))
-    run = Run(model, wrapped, optimizer, schedule, amp, rank, ranks, settings, checkpoint_dir)
-    run.workers = workers
-    if checkpoint_dir is not None:
-        run.resume(checkpoint_dir if resume in ("auto", "never") else resume)
-    _train_epochs(run, *batches, checkpoint_every, on_step, progress and rank == 0)
-    return run.history
+    state = TrainState(model, wrapped, optimizer, schedule, precision, rank, world_size, settings)
+    state.folder, state.workers = checkpoint_dir, workers
+    state.resume()
+    _train_epochs(state, *batches, checkpoint_every, on_step)
+    return state.history
 
 
 @dataclass
-class Run:
+class TrainState:
     """What learns in a training run, and how far it is; what ``train(..., on_step=)`` is given.
 
     `loss` stays on the device: reading it with ``.item()`` waits for it, so not at every step.
@@ -185,9 +169,9 @@ class Run:
     >>> import torch
     >>> from torch.utils.data import TensorDataset
     >>> samples = TensorDataset(torch.eye(8), torch.arange(8) % 2)
-    >>> def log(run):
-    ...     if run.step % 2 == 0 and run.rank == 0:
-    ...         print(f"step {run.step}: loss {run.loss.item():.3f}")
+    >>> def log(state):
+    ...     if state.step % 2 == 0 and state.rank == 0:
+    ...         print(f"step {state.step}: loss {state.loss.item():.3f}")
     >>> model = nn.Linear(8, 2)
     >>> _ = train(model, (samples, samples), epochs=1, batch_size=2, on_step=log)
     ... # doctest: +ELLIPSIS
@@ -199,9 +183,9 @@ class Run:
     wrapped: nn.Module  # `model` as its rung trains it
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None
-    amp: str | None = None
+    precision: str = "fp32"
     rank: int = 0
-    ranks: int = 1
+    world_size: int = 1
     settings: dict[str, Any] = field(default_factory=dict)  # must be the same when it goes on
     folder: str | os.PathLike | None = None  # of its checkpoints
     history: History = field(default_factory=History)
@@ -213,15 +197,16 @@ class Run:
     workers: int = 0  # processes that load, and augment, its images
 
     def __post_init__(self) -> None:
-        self.device = device_of_model(self.model)
-        self.autocast = _autocast(self.device, self.amp)
+        self.device = _device_of(self.model)
+        self.autocast = _autocast(self.device, self.precision)
         # Without scaling, gradients below 6e-8 become 0 in float16 (bfloat16 has float32's range).
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp == "fp16")
+        fp16 = self.precision == "fp16-mixed"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
         self.sums = _new_sums(self.device)  # of the unfinished epoch
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Learn from one batch, and add it to the totals."""
-        images, labels = to_device(images, self.device), to_device(labels, self.device)
+        images, labels = (t.to(self.device, non_blocking=True) for t in (images, labels))
         with self.autocast:
             logits = self.wrapped(images)
             loss = F.cross_entropy(logits, labels)
@@ -235,7 +220,7 @@ class Run:
             self.schedule.step()
         # Summed on the device: .item() here would make the CPU wait for the GPU at every step.
         self.loss = loss.detach()
-        add_batch(self.sums, logits, labels, self.loss)
+        _add_batch(self.sums, logits, labels, self.loss)
         self.batch, self.step = self.batch + 1, self.step + 1
 
     def end_epoch(self, trained: Metrics, tested: Metrics) -> None:
@@ -250,32 +235,32 @@ class Run:
         """Write a checkpoint, which `resume` takes up; every rank calls this."""
         if self.folder is None:
             return
-        resuming.save_checkpoint(
+        checkpoint.save(
             self.folder,
             self._parts(),
             run=self.settings,
             of_each_rank={"totals": [float(total) for total in self.sums]},
             best=best,
-            no_dist=self.ranks == 1,
+            no_dist=self.world_size == 1,
             history=[vars(epoch) for epoch in self.history],
             workers=self.workers,
-            **{name: getattr(self, name) for name in POSITION},
+            **{name: getattr(self, name) for name in _POSITION},
         )
 
-    def resume(self, source: str | os.PathLike) -> None:
-        """Be where the newest checkpoint in `source` was saved, if there is one."""
-        no_dist = self.ranks == 1
-        saved = resuming.resume(source, self._parts(), run=self.settings, no_dist=no_dist)
-        if saved is None:
+    def resume(self) -> None:
+        """Be where the newest checkpoint was saved, if there is one."""
+        how = {"run": self.settings, "no_dist": self.world_size == 1}
+        if not self.folder or not (saved := checkpoint.load(self.folder, self._parts(), **how)):
             return
-        if self.rank == 0 and self.settings.get("augment") and (self.workers or saved["workers"]):
+        augmented = self.settings["augment"] != "None" and (self.workers or saved["workers"])
+        if self.rank == 0 and augmented:
             numbers = "so the numbers are not those of an unbroken run"
             print(f"augment in workers draws other numbers, {numbers}", file=sys.stderr, flush=True)
-        for name in POSITION:
+        for name in _POSITION:
             setattr(self, name, saved[name])
         self.history.extend(Epoch(**epoch) for epoch in saved["history"])
         # A row for each rank there was; in the end, the sums of all ranks are added.
-        for own in saved["totals"][self.rank :: self.ranks]:
+        for own in saved["totals"][self.rank :: self.world_size]:
             self.sums = [total + number for total, number in zip(self.sums, own, strict=True)]
 
     def _parts(self) -> dict[str, Any]:
@@ -284,42 +269,43 @@ class Run:
 
 
 def _train_epochs(
-    run: Run,
-    train_batches: DataLoader | DeviceBatches,
-    test_batches: DataLoader | DeviceBatches,
+    state: TrainState,
+    train_batches: DataLoader,
+    test_batches: DataLoader,
     every: int | None,
-    on_step: Callable[[Run], object] | None,
-    show_bar: bool,
+    on_step: Callable[[TrainState], object] | None,
 ) -> None:
-    """Train, evaluate and save from where `run` is to its last epoch."""
-    epochs, steps, across_ranks = run.settings["epochs"], len(train_batches), run.ranks > 1
-    options = {"unit": "batch", "delay": 2} if show_bar else {"disable": True}
-    with tqdm(desc="training", total=epochs * steps, initial=run.step, **options) as bar:
-        for epoch in range(run.epoch, epochs):
-            done = run.batch * train_batches.batch_size  # of this epoch, before a break
+    """Train, evaluate and save from where `state` is to its last epoch."""
+    epochs, steps = state.settings["epochs"], len(train_batches)
+    across_ranks = state.world_size > 1
+    how = {"precision": state.precision, "across_ranks": across_ranks}
+    bar = {"unit": "batch", "delay": 2} if state.rank == 0 else {"disable": True}
+    with tqdm(desc="training", total=epochs * steps, initial=state.step, **bar) as bar:
+        for epoch in range(state.epoch, epochs):
+            done = state.batch * train_batches.batch_size  # of this epoch, before a break
             train_batches.sampler.set_epoch(epoch, start=done)
-            reset_peak_memory(run.device)
+            reset_peak_memory(state.device)
             start = perf_counter()
-            run.wrapped.train()
+            state.wrapped.train()
             for images, labels in train_batches:
-                run.train_step(images, labels)
+                state.train_step(images, labels)
                 bar.update()
                 if on_step is not None:
-                    on_step(run)
-                if every and run.step % every == 0 and run.batch < steps:
-                    run.seconds += perf_counter() - start
-                    _check_finite(run, metrics_of(run.sums, across_ranks=across_ranks))
-                    run.save()
+                    on_step(state)
+                if every and state.step % every == 0 and state.batch < steps:
+                    state.seconds += perf_counter() - start
+                    _check_finite(state, _metrics_of(state.sums, across_ranks))
+                    state.save()
                     start = perf_counter()
-            trained = metrics_of(run.sums, across_ranks=across_ranks)
-            run.seconds += perf_counter() - start
+            trained = _metrics_of(state.sums, across_ranks)
+            state.seconds += perf_counter() - start
             if across_ranks:
-                _share_buffers(run.model)
-            tested = evaluate(run.model, test_batches, amp=run.amp, across_ranks=across_ranks)
-            _check_finite(run, trained, tested)
-            best = tested.accuracy > max((e.test_accuracy for e in run.history), default=-1)
-            run.end_epoch(trained, tested)
-            run.save(best=best)
+                _share_buffers(state.model)
+            tested = evaluate(state.model, test_batches, **how)
+            _check_finite(state, trained, tested)
+            best = tested.accuracy > max((e.test_accuracy for e in state.history), default=-1)
+            state.end_epoch(trained, tested)
+            state.save(best=best)
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
 
 
@@ -335,22 +321,22 @@ def _share_buffers(model: nn.Module) -> None:
         buffer.copy_(of_rank_0)
 
 
-def _check_finite(run: Run, *metrics: Metrics) -> None:
+def _check_finite(state: TrainState, *metrics: Metrics) -> None:
     """Stop all ranks alike before a checkpoint with NaN takes a good one's place."""
-    weights = torch.stack([p.detach().isfinite().all() for p in run.model.parameters()]).all()
+    weights = torch.stack([p.detach().isfinite().all() for p in state.model.parameters()]).all()
     losses = [m.loss for m in metrics]
     if not (weights and all(map(math.isfinite, losses))):
         raise FloatingPointError(
-            f"Diverged in epoch {run.epoch + 1}, step {run.step:,}: loss "
+            f"Diverged in epoch {state.epoch + 1}, step {state.step:,}: loss "
             f"{' and test loss '.join(map(str, losses))}, weights "
             f"{'finite' if weights else 'nan or inf'}; not saved, and earlier checkpoints are as "
-            f"they were. Try a lower learning rate than lr={run.settings['lr']:g}."
+            f"they were. Try a lower learning rate than lr={state.settings['lr']:g}."
         )
 
 
 def train_epoch(
     model: nn.Module,
-    batches: Batches,
+    batches: Iterable[tuple[Tensor, Tensor]],
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> Metrics:
@@ -358,31 +344,35 @@ def train_epoch(
 
     The metrics are those of the model as it was at each step, averaged by image.
     """
-    run = Run(model, model, optimizer, schedule)
+    state = TrainState(model, model, optimizer, schedule)
     model.train()
     for images, labels in batches:
-        run.train_step(images, labels)
-    return metrics_of(run.sums)
+        state.train_step(images, labels)
+    return _metrics_of(state.sums)
 
 
 def evaluate(
-    model: nn.Module, batches: Batches, *, amp: str | None = None, across_ranks: bool = False
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    precision: str = "fp32",
+    across_ranks: bool = False,
 ) -> Metrics:
     """Loss and accuracy of `model` over `batches`, on the model's device.
 
     Runs in evaluation mode without gradients; every module's mode is then as it was. With
     `across_ranks`, over the batches of all ranks, and every rank has to call it.
     """
-    device = device_of_model(model)
-    sums, precision = _new_sums(device), _autocast(device, amp)
+    device = _device_of(model)
+    sums, autocast = _new_sums(device), _autocast(device, precision)
     with evaluation_mode(model), torch.inference_mode():
         for images, labels in batches:
-            images, labels = to_device(images, device), to_device(labels, device)
-            with precision:
+            images, labels = (t.to(device, non_blocking=True) for t in (images, labels))
+            with autocast:
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels)
-            add_batch(sums, logits, labels, loss)
-    return metrics_of(sums, across_ranks=across_ranks)
+            _add_batch(sums, logits, labels, loss)
+    return _metrics_of(sums, across_ranks)
 
 
 def _new_sums(device: torch.device) -> list:
@@ -390,7 +380,7 @@ def _new_sums(device: torch.device) -> list:
     return [*torch.zeros(2, device=device).unbind(), 0]
 
 
-def add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+def _add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
     """Add a batch's summed loss, correct answers and images to the three `sums`.
 
     ``loss`` is a mean, without a graph. The last batch is often smaller: a mean of means would be
@@ -401,7 +391,7 @@ def add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
     sums[2] += len(labels)
 
 
-def metrics_of(sums: list, *, across_ranks: bool = False) -> Metrics:
+def _metrics_of(sums: list, across_ranks: bool = False) -> Metrics:
     """`Metrics` from sums of loss, correct answers and images; this waits for the device.
 
     Ranks add their sums before dividing: they may hold unequally many images.
@@ -415,58 +405,44 @@ def metrics_of(sums: list, *, across_ranks: bool = False) -> Metrics:
     return Metrics(loss / count, correct / count, int(count))
 
 
-def _autocast(device: torch.device, amp: str | None) -> AbstractContextManager:
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager:
     """A context for the forward pass; one that is switched off would take 4 us of a step."""
-    return torch.autocast(device.type, AMP_DTYPES[amp]) if amp else nullcontext()
+    dtype = PRECISIONS[precision]
+    return torch.autocast(device.type, dtype) if dtype else nullcontext()
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy to `device` that the CPU does not wait for, if `tensor` is in pinned memory."""
-    return tensor.to(device, non_blocking=True)
-
-
-def device_of_model(model: nn.Module) -> torch.device:
-    """Where the model's first parameter is; the CPU if it has none."""
+def _device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def device_of(rung: str, device: str | torch.device | None = None) -> torch.device:
+def get_device(rung: str) -> torch.device:
     """The device that `rung` trains on, in this process.
 
     Raises
     ------
     ValueError
-        If there is no such rung here, or the device is not of the rung.
+        If there is no such rung, or not here.
     """
     if rung not in RUNGS:
         raise ValueError(f"No rung {rung!r}: choose one of {', '.join(RUNGS)}.")
-    if rung in ("dp", "ddp") and device is not None:
-        raise ValueError(f"Rung {rung!r} chooses its devices itself: leave device={device!r} out.")
-    if rung == "gpu" and device is None:
-        if try_gpu().type == "cpu":
-            raise ValueError(f"No GPU for rung 'gpu': {why_no_cuda()} Rung 'cpu' runs everywhere.")
-        return try_gpu()
-    if rung == "dp":
-        return try_gpu()
-    if rung == "ddp":
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ValueError(
-                "Rung 'ddp' needs a process group: start the program with torchrun and call "
-                "init_process_group, or call train through torchladder.launching.launch."
-            )
-        cuda = torch.cuda.is_available()
-        return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    chosen = named_device(device or "cpu")
-    if (chosen.type == "cpu") != (rung == "cpu"):
-        raise ValueError(f"Device '{chosen}' is not on rung {rung!r}; leave one of them out.")
-    return chosen
+    if rung == "gpu" and try_gpu().type == "cpu":
+        raise ValueError(f"No GPU for rung 'gpu': {why_no_cuda()} Rung 'cpu' runs everywhere.")
+    if rung == "ddp" and not (dist.is_available() and dist.is_initialized()):
+        raise ValueError(
+            "Rung 'ddp' needs a process group: start the program with torchrun and call "
+            "init_process_group, or call train through torchladder.launching.launch."
+        )
+    if rung == "ddp" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return try_gpu() if rung in ("gpu", "dp") else torch.device("cpu")
 
 
-def wrap(model: nn.Module, rung: str, device: torch.device, **ddp_options: object) -> nn.Module:
+def parallelize(model: nn.Module, rung: str, **ddp_options: object) -> nn.Module:
     """`model` as its rung trains it; the model itself keeps the parameters, under clean names."""
     if rung == "dp":
         return nn.DataParallel(model)
     if rung == "ddp":
+        device = _device_of(model)
         ids = [device] if device.type == "cuda" else None
         # The all-reduce works on the gradients themselves, not on a copy of them.
         options = {"gradient_as_bucket_view": True} | ddp_options
@@ -477,63 +453,30 @@ def wrap(model: nn.Module, rung: str, device: torch.device, **ddp_options: objec
 # --- what comes before the loop -----------------------------------------------------------------
 
 
-def _batches(data, device: torch.device, workers: int, on_device: bool, deal: dict) -> tuple:
-    """Those to train on and those to test with, dealt out to ranks and batches by `deal`."""
-    if on_device:
-        batches = partial(DeviceBatches, data, device=device, **deal)
-    else:
-        batches = partial(loader, data, workers=workers, pin_memory=device.type == "cuda", **deal)
-    return batches("train"), batches("test")
+def _described(data: ImageData | Sequence[Dataset]) -> str:
+    """One line that tells these data from others, the same in every process."""
+    if isinstance(data, ImageData):
+        return str(data)
+    return " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
 
 
-def _check_settings(data, epochs, batch_size, lr, rung, seed, amp, workers, on_device) -> None:
+def _check_settings(epochs: int, rung: str, precision: str) -> None:
     """Raise a ValueError for a setting of `train` that cannot work."""
-    images, _ = (len(dataset_of(data, split)) for split in ("train", "test"))
-    cores = os.cpu_count()
-    for wrong, message in [
-        (epochs < 1, f"epochs={epochs}: train for at least one."),
-        (batch_size > images, f"batch_size={batch_size}: there are {images:,} training images."),
-        (not 0 < lr < math.inf, f"lr={lr}: the learning rate is above 0 and finite."),
-        (not -(2**63) <= seed < 2**63, f"seed={seed}: choose a whole number of up to 18 digits."),
-        (workers > 16 * cores, f"workers={workers}: far too many for {cores} cores; try {cores}."),
-        (
-            on_device and not isinstance(data, ImageData),
-            "on_device=True: only an ImageData is kept there; a pair of data sets cannot be.",
-        ),
-        (on_device and workers, f"workers={workers}: nothing to load when on_device=True."),
-        (amp not in AMP_DTYPES, f"amp={amp!r}: choose None, 'fp16' or 'bf16'."),
-        # parallel_apply hands on to its threads that autocast is on, but not its dtype.
-        (
-            rung == "dp" and amp == "bf16",
-            "amp='bf16': DataParallel would compute in fp16 instead; choose 'fp16'.",
-        ),
-    ]:
-        if wrong:
-            raise ValueError(message)
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: train for at least one.")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
+    # parallel_apply hands on to its threads that autocast is on, but not its dtype.
+    if rung == "dp" and precision == "bf16-mixed":
+        raise ValueError("bf16-mixed: DataParallel would compute in fp16; choose 'fp16-mixed'.")
 
 
-def _check_checkpoints(
-    folder: str | os.PathLike | None, every: int | None, start: str | os.PathLike
-) -> None:
-    """Make `folder`, and see that it can be used."""
-    named = start not in ("auto", "never")
-    if named and not Path(start).is_file():
-        raise FileNotFoundError(f"resume={str(start)!r}: choose 'auto', 'never' or a file.")
-    if every is not None and every < 1:
-        raise ValueError(f"checkpoint_every={every}: save every so many steps, at least 1.")
+def _check_folder(folder: str | os.PathLike | None, every: int | None) -> None:
+    """Make the folder of the checkpoints, and see that it can be used."""
+    if every is not None and (every < 1 or folder is None):
+        raise ValueError(f"checkpoint_every={every}: name a checkpoint_dir, and at least 1 step.")
     if folder is None:
-        if named or every is not None:
-            raise ValueError("checkpoint_dir=None: name the folder of the checkpoints.")
         return
-    if not os.fspath(folder):
-        raise ValueError("checkpoint_dir='': name a folder.")
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise NotADirectoryError(f"checkpoint_dir={str(folder)!r} is a file: name a folder.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written: name another folder.")
-    if start == "never" and (files := resuming.checkpoints_in(folder)):
-        raise ValueError(
-            f"{folder} holds {files[-1].name} of an earlier run: name an empty folder for a "
-            "new run, or go on with resume='auto'."
-        )

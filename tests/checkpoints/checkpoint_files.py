@@ -330,11 +330,11 @@ def lightning_checkpoint(folder):
 
 @good(at="model")
 def written_by_save_checkpoint(folder):
-    from torchladder.resuming import save_checkpoint
+    from torchladder import checkpoint
 
     model = net()
     parts = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
-    return save_checkpoint(folder, parts, step=7)
+    return checkpoint.save(folder, parts, step=7)
 
 
 # --- safetensors, shards, folders ----------------------------------------------------------------

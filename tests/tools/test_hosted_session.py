@@ -113,7 +113,7 @@ def asked(session, monkeypatch):
             raise FileNotFoundError("nowhere")
         return "the set"
 
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(data, "load_dataset", load)
     return calls
 
 
@@ -127,7 +127,7 @@ def test_no_data_and_no_internet_stop_a_notebook_that_needs_them(session, host, 
     def load(*_, download=False):
         raise OSError("no name resolution") if download else FileNotFoundError("nowhere")
 
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(data, "load_dataset", load)
     with pytest.raises(hosted_session.SessionError) as caught:
         hosted_session.check_session(needs_data=True)
     attach = [f"Add Input > Datasets > {hosted_notebooks.DATA_SET}", "Turn on internet"]

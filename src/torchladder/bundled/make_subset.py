@@ -2,22 +2,18 @@
 
     python src/torchladder/bundled/make_subset.py
 
-It writes ``fashion_mnist_small.npz`` beside itself and prints the SHA-256 that `torchladder.data`
-expects: the first 1,200 training and 200 test images of each class.
+It writes ``fashion_mnist_small.npz`` beside itself: the first 1,200 training and 200 test images of each class.
 """
-
-import hashlib
 
 import numpy as np
 
-from torchladder.data import BUNDLED, DEBIAN, balanced_subset, load
+from torchladder.data import BUNDLED, balanced_subset, load_dataset
 
 if __name__ == "__main__":
-    subset = balanced_subset(load("fashion_mnist", DEBIAN), train=1200, test=200)
+    subset = balanced_subset(load_dataset("fashion_mnist"), train=1200, test=200)
     arrays = {
         f"{split}_{kind}": tensor.squeeze().numpy().astype(np.uint8)
         for split in ("train", "test")
         for kind, tensor in zip(("images", "labels"), subset.split(split), strict=True)
     }
     np.savez_compressed(BUNDLED, **arrays)
-    print(hashlib.sha256(BUNDLED.read_bytes()).hexdigest(), BUNDLED)

@@ -11,8 +11,8 @@ each rank's random generators; ``run``: the settings that must stay; ``classes``
 from __future__ import annotations
 
 import copy
-import io
 import os
+import pickle
 import platform
 import random
 import re
@@ -33,20 +33,20 @@ from torchclinic.modules import unwrapped
 from torchclinic.writing import atomic_file
 from torchladder import __version__
 
-OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
-VERSIONS = {  # of what decides the numbers that a run computes
+_OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
+_VERSIONS = {  # of what decides the numbers that a run computes
     "torch": str(torch.__version__),  # of a class that weights_only would refuse
     "numpy": np.__version__,
     "python": platform.python_version(),
     "torchladder": __version__,
 }
-GIVE_UP_AFTER = 600  # seconds that a rank waits for the others
+_GIVE_UP_AFTER = 600  # seconds that a rank waits for the others
 
 
 # --- saving -------------------------------------------------------------------------------------
 
 
-def save_checkpoint(
+def save(
     folder: str | os.PathLike,
     parts: Mapping[str, Any],
     *,
@@ -98,15 +98,15 @@ def save_checkpoint(
     >>> import tempfile
     >>> parts = {"model": nn.DataParallel(nn.Linear(2, 1))}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = save_checkpoint(folder, parts, step=7, epoch=1, note="the first epoch")
+    ...     path = save(folder, parts, step=7, epoch=1, note="the first epoch")
     ...     print(path.name, list(torch.load(path)["model"]))
     step_00000007.pt ['weight', 'bias']
     """
     _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
     path = Path(folder, f"step_{step:08d}.pt")
-    rank, ranks = _meet(f"save_checkpoint to {path}", no_dist)
-    by_rank = [{"rng": rng_state(), **(of_each_rank or {})}] * ranks
-    if ranks > 1:
+    rank, world_size = _meet(f"checkpoint.save to {path}", no_dist)
+    by_rank = [{"rng": _rng_state(), **(of_each_rank or {})}] * world_size
+    if world_size > 1:
         dist.all_gather_object(by_rank, by_rank[rank])
 
     def write() -> None:
@@ -117,17 +117,17 @@ def save_checkpoint(
             **{key: [of_rank[key] for of_rank in by_rank] for key in by_rank[0]},
             "run": dict(run or {}),
             "classes": {name: type(part).__name__ for name, part in inner.items()},
-            "versions": VERSIONS,
+            "versions": _VERSIONS,
             **_on_cpu(more, {}),
         }
         _write_files(checkpoint, path, keep, best)
 
-    _on_first_rank(write, rank, ranks)
+    _on_first_rank(write, rank, world_size)
     return path
 
 
-def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
-    """The files that `save_checkpoint` wrote to `folder`, the newest last; not ``best.pt``."""
+def files_in(folder: str | os.PathLike) -> list[Path]:
+    """The files that `save` wrote to `folder`, the newest last; not ``best.pt``."""
     files = Path(folder).glob("step_*.pt")
     return sorted((p for p in files if re.fullmatch(r"step_\d{8,}\.pt", p.name)), key=_step_of)
 
@@ -138,15 +138,13 @@ def _step_of(path: Path) -> int:
 
 def _check_arguments(keep: int, step: int, names: list[str]) -> None:
     """Raise a ValueError before anything is written."""
-    if keep < 1:
-        raise ValueError(f"keep={keep}: at least the newest checkpoint stays.")
-    if step < 0:
-        raise ValueError(f"step={step}: steps are counted from 0.")
+    if keep < 1 or step < 0:
+        raise ValueError(f"keep={keep}, step={step}: keep at least 1 file; steps count from 0.")
     # Of two things under one name, the second would replace the first in the file.
-    if taken := sorted({n for n in names if names.count(n) > 1 or n in OWN_NAMES}):
+    if taken := sorted({n for n in names if names.count(n) > 1 or n in _OWN_NAMES}):
         raise ValueError(
             f"Two things would be called {' and '.join(map(repr, taken))} in the checkpoint; not "
-            f"saved. Give each a name of its own; taken are {', '.join(OWN_NAMES)}."
+            f"saved. Give each a name of its own; taken are {', '.join(_OWN_NAMES)}."
         )
 
 
@@ -161,46 +159,23 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
         raise type(error)(error.errno, what, str(path)) from error
     # Files of later steps are damaged, or of an attempt given up: not ours to remove.
-    ours = [p for p in checkpoints_in(path.parent) if _step_of(p) <= checkpoint["step"]]
+    ours = [p for p in files_in(path.parent) if _step_of(p) <= checkpoint["step"]]
     for old in ours[:-keep]:
         old.unlink(missing_ok=True)
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file, config.patch("save.compute_crc32", True):
+        torch.save(checkpoint, file)
     try:
-        with open(path, "wb") as file, config.patch("save.compute_crc32", True):
-            torch.save(checkpoint, file)
         torch.load(path, weights_only=True, mmap=True)  # reads the structure, not the tensors
-    except Exception as error:
-        found = None if isinstance(error, OSError) else _refused(checkpoint, "checkpoint")
-        if found is None:
-            raise
-        where, kind = found
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"a {found[1]}" if found else "something"
         raise ValueError(
-            f"{where} is of type {kind}, which would not load with weights_only=True; not saved. "
+            f"The checkpoint holds {what} that would not load with weights_only=True; not saved. "
             "Numbers, strings, tensors, and lists and dicts of them do load."
         ) from error
-
-
-def _refused(value: Any, where: str) -> tuple[str, str] | None:
-    """The first thing in `value` that would not load: its place, as in Python, and its type."""
-    if type(value) in (Tensor, str, int, float, bool):
-        return None
-    inside = ()
-    if isinstance(value, dict):
-        inside = value.items()
-    elif isinstance(value, list | tuple | set):
-        inside = enumerate(value)
-    for key, item in inside:
-        if found := _refused(item, f"{where}[{key!r}]"):
-            return found
-    try:
-        file = io.BytesIO()
-        torch.save(value, file)
-        torch.load(io.BytesIO(file.getbuffer()), weights_only=True)
-    except Exception:
-        return where, f"{type(value).__module__}.{type(value).__qualname__}"
-    return None
 
 
 def _state_of(part: Any) -> Any:
@@ -235,7 +210,7 @@ def _on_cpu(state: Any, copies: dict[int, Tensor]) -> Any:
 # --- going on -----------------------------------------------------------------------------------
 
 
-def resume(
+def load(
     source: str | os.PathLike,
     parts: Mapping[str, Any],
     *,
@@ -250,9 +225,9 @@ def resume(
     Parameters
     ----------
     source : path
-        A folder that `save_checkpoint` wrote to, or one file. Every rank has to see it.
+        A folder that `save` wrote to, or one file. Every rank has to see it.
     parts, run, no_dist
-        As for `save_checkpoint`.
+        As for `save`.
 
     Returns
     -------
@@ -271,32 +246,32 @@ def resume(
     >>> import tempfile
     >>> parts = {"model": nn.Linear(2, 1)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     print(resume(folder, parts))  # nothing there: the first start
-    ...     _ = save_checkpoint(folder, parts, step=7)
-    ...     print(resume(folder, parts)["step"])
+    ...     print(load(folder, parts))  # nothing there: the first start
+    ...     _ = save(folder, parts, step=7)
+    ...     print(load(folder, parts)["step"])
     None
     7
     """
-    rank, ranks = _meet(f"resume from {source}", no_dist)
-    path = _on_first_rank(lambda: _newest_whole(Path(source)), rank, ranks)
+    rank, world_size = _meet(f"checkpoint.load from {source}", no_dist)
+    path = _on_first_rank(lambda: _newest_whole(Path(source)), rank, world_size)
     if path is None:
         return None
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     _check_agreement(path.name, checkpoint, parts, run or {})
     for name, part in parts.items():
         unwrapped(part).load_state_dict(checkpoint[name])
-    set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
+    _set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
     if rank == 0:
-        print(_message(path.name, checkpoint, ranks), file=sys.stderr, flush=True)
+        print(_message(path.name, checkpoint, world_size), file=sys.stderr, flush=True)
     return checkpoint
 
 
 def _newest_whole(source: Path) -> Path | None:
     """The newest file of `source` that is whole; those that are not are named on stderr."""
     one_file = source.is_file() or (source.suffix == ".pt" and not source.is_dir())
-    files = [source] if one_file else checkpoints_in(source)
+    files = [source] if one_file else files_in(source)
     for path in reversed(files):
-        if not (wrong := why_damaged(path)):
+        if not (wrong := _why_damaged(path)):
             return path
         before = ": trying the one before" if path != files[0] else ""
         print(f"{path.name} is damaged ({wrong}) and left as it is{before}", file=sys.stderr)
@@ -305,8 +280,8 @@ def _newest_whole(source: Path) -> Path | None:
     return None
 
 
-def why_damaged(path: str | os.PathLike) -> str | None:
-    """What is wrong with a file of `save_checkpoint`; None if nothing is.
+def _why_damaged(path: str | os.PathLike) -> str | None:
+    """What is wrong with a file of `save`; None if nothing is.
 
     The file is a zip archive with a checksum (CRC-32) for each tensor, which ``torch.load`` does
     not look at: zeros in the middle, as a power failure may leave, load without a word.
@@ -330,7 +305,7 @@ def _check_agreement(
     name: str, checkpoint: Any, parts: Mapping[str, Any], run: Mapping[str, Any]
 ) -> None:
     """Raise a ValueError with both values wherever the file and the program differ."""
-    if not (isinstance(checkpoint, dict) and checkpoint.keys() >= set(OWN_NAMES)):
+    if not (isinstance(checkpoint, dict) and checkpoint.keys() >= set(_OWN_NAMES)):
         raise ValueError(f"{name} holds no training run; load_into takes the weights of any file.")
     inner = {key: unwrapped(part) for key, part in parts.items()}
     models = {key: part.state_dict() for key, part in inner.items() if isinstance(part, nn.Module)}
@@ -363,16 +338,16 @@ def _shapes_and_classes(models: Mapping[str, Any], classes: Mapping[str, str]) -
     return described
 
 
-def _message(name: str, checkpoint: Mapping[str, Any], ranks: int) -> str:
+def _message(name: str, checkpoint: Mapping[str, Any], world_size: int) -> str:
     """Where the run goes on, and what is no longer as it was."""
     epoch, batch = checkpoint["epoch"], checkpoint["batch"]
     where = f"in epoch {epoch + 1}" if batch else f"after epoch {epoch}"
     text = f"resumed from {name} {where}, step {checkpoint['step']:,}"
-    then = checkpoint["versions"] | {"ranks": len(checkpoint["rng"])}
-    now = VERSIONS | {"ranks": ranks}
+    then = checkpoint["versions"] | {"world_size": len(checkpoint["rng"])}
+    now = _VERSIONS | {"world_size": world_size}
     if changes := [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]:
         text += f"; changed: {', '.join(changes)}, so the numbers are not those of an unbroken run"
-    if then["ranks"] != ranks:
+    if then["world_size"] != world_size:
         text += " (each step reads the same images, dropout draws other numbers)"
     return text
 
@@ -380,7 +355,7 @@ def _message(name: str, checkpoint: Mapping[str, Any], ranks: int) -> str:
 # --- random generators --------------------------------------------------------------------------
 
 
-def rng_state() -> dict[str, Any]:
+def _rng_state() -> dict[str, Any]:
     """The states of this process's random generators, as plain values and tensors."""
     name, keys, *position = np.random.get_state()  # noqa: NPY002 - that of np.random.rand
     state = {
@@ -395,8 +370,8 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Put this process's random generators where `rng_state` found them."""
+def _set_rng_state(state: Mapping[str, Any]) -> None:
+    """Put this process's random generators where `_rng_state` found them."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - that of np.random.rand
@@ -413,39 +388,39 @@ def _meet(call: str, no_dist: bool) -> tuple[int, int]:
     """This process's rank and the number of ranks, once all of them have made the same `call`.
 
     0 and 1 without a process group. The ranks meet in the group's store, not in a collective: if
-    rank 0 alone saves (``if rank == 0: save_checkpoint(...)``), the others are in a collective of
+    rank 0 alone saves (``if rank == 0: save(...)``), the others are in a collective of
     the training by then, and the two would be taken for one.
     """
     if no_dist or not (dist.is_available() and dist.is_initialized()):
         return 0, 1
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     count = store.add(f"torchladder/meetings of rank {rank}", 1)
-    keys = [f"torchladder/meeting {count} of rank {r}" for r in range(ranks)]
+    keys = [f"torchladder/meeting {count} of rank {r}" for r in range(world_size)]
     store.set(keys[rank], call)
     rule = (
         "All ranks of a process group call it, and rank 0 writes; for one rank by itself, "
-        "save_checkpoint and resume take no_dist=True."
+        "save and load take no_dist=True."
     )
     try:
-        store.wait(keys, timedelta(seconds=GIVE_UP_AFTER))
+        store.wait(keys, timedelta(seconds=_GIVE_UP_AFTER))
     except dist.DistStoreError as error:
-        late = ", ".join(str(r) for r in range(ranks) if not store.check([keys[r]]))
-        waited = f"rank {rank} has waited {GIVE_UP_AFTER} s for rank {late}"
+        late = ", ".join(str(r) for r in range(world_size) if not store.check([keys[r]]))
+        waited = f"rank {rank} has waited {_GIVE_UP_AFTER} s for rank {late}"
         raise TimeoutError(f"{call}: {waited}. {rule}") from error
     if len(calls := {store.get(key).decode() for key in keys}) > 1:
         raise ValueError(f"The ranks differ: {'; '.join(sorted(calls))}. {rule}")
     if count > 1:  # whoever is here has read the keys of the meeting before
         store.delete_key(f"torchladder/meeting {count - 1} of rank {rank}")
-    return rank, ranks
+    return rank, world_size
 
 
-def _on_first_rank(work: Callable[[], Any], rank: int, ranks: int) -> Any:
+def _on_first_rank(work: Callable[[], Any], rank: int, world_size: int) -> Any:
     """What `work` returns on rank 0, the only one to call it; its failure raises on every rank.
 
     Were it to raise on rank 0 alone, the others would wait for it in their next collective.
     """
-    if ranks == 1:
+    if world_size == 1:
         return work()
     outcome = [None, None]  # result and failure
     if rank == 0:
