@@ -1,11 +1,10 @@
-"""Which devices does this machine have, and what can each do?"""
+"""The i-th GPU, all of them, or the device that a person has named."""
 
 from __future__ import annotations
 
 import torch
 
-from torchclinic.machine import device_table as device_table
-from torchclinic.machine import why_no_cuda as why_no_cuda
+from torchclinic.machine import why_no_cuda
 
 
 def try_all_gpus() -> list[torch.device]:
