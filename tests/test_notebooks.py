@@ -38,7 +38,7 @@ def text_of(output):
 
 def test_the_clinic_has_a_notebook_for_each_part_of_the_catalogue():
     clinic = {name for name in NOTEBOOKS if name.startswith("errors_")}
-    assert clinic == {f"errors_{part}" for part in errors.parts()}
+    assert clinic == {error.page for error in errors.catalogue().values()}
 
 
 @every_notebook

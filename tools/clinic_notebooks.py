@@ -6,10 +6,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 import nbformat
 
-from torchclinic.errors import Error, catalogue, parts, quoted_torch
+from torchclinic import errors
+from torchclinic.errors import Error, catalogue
+
+HEAD = tomllib.loads(Path(errors.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PARTS = HEAD["parts"]  # the notebooks
+TORCH = HEAD["torch"]  # the version whose source is quoted where no cell can raise an error
 
 NEEDS = {
     "cpu": "",
@@ -22,8 +29,8 @@ GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussio
 
 def clinic_notebook(part: str) -> nbformat.NotebookNode:
     """The notebook of one part of the catalogue, without outputs."""
-    about = parts()[part]
-    sections = {part: [markdown(f"# {about['title']}", about["opening"]), code(about["setup"])]}
+    about = PARTS[part]
+    sections = {part: [markdown(f"# {about['title']}", HEAD["opening"]), code(about["setup"])]}
     sections |= {error.id: entry(error) for error in catalogue().values() if error.part == part}
     for name, cells in sections.items():
         for number, cell in enumerate(cells):
@@ -37,7 +44,7 @@ def entry(error: Error) -> list[nbformat.NotebookNode]:
     if error.fails:
         cells += [code(error.fails, *tags_of(error))]
     if error.quoted:
-        of = f"No cell of this page raises it. In the source of PyTorch {quoted_torch()}"
+        of = f"No cell of this page raises it. In the source of PyTorch {TORCH}"
         text = f"```text\n{error.quoted.strip()}\n```"
         cells += [markdown(f"{of}, `{error.source}`, it reads:", text)]
     cells += [markdown(f"**Why.** {error.cause.strip()}", f"**Do.** {error.fix.strip()}")]

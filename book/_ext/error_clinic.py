@@ -89,7 +89,7 @@ class Index(SphinxDirective):
         index = nodes.bullet_list("", classes=["error-index"])
         for error in entries(self.arguments[0]):
             link = f"[{error.message}]({error.page}.ipynb#{error.id})"
-            cause, fix = map(errors.first_sentence, (error.cause, error.fix))
+            cause, fix = error.in_brief
             told = {"message": link, "cause": cause, "fix": fix}
             parts = [self.paragraph(f"error-{name}", text) for name, text in told.items()]
             # In the language of the edition already.

@@ -10,13 +10,13 @@ OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
 
 def load_ipython_extension(shell) -> None:
     """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
-    from torchclinic.errors import watch
+    from torchclinic.errors import _watch
 
-    watch(shell)
+    _watch(shell)
 
 
 def unload_ipython_extension(shell) -> None:
     """``%unload_ext torchclinic``."""
-    from torchclinic.errors import unwatch
+    from torchclinic.errors import _unwatch
 
-    unwatch(shell)
+    _unwatch(shell)

@@ -19,7 +19,6 @@ import tomllib
 import traceback
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,8 +104,29 @@ class Error:
         """The entry's place in the error clinic, without the suffix of the page."""
         return f"errors_{self.part}"
 
+    @property
+    def in_brief(self) -> tuple[str, str]:
+        """The first sentence of the cause, and of what to do: what tables show."""
+        cause, fix = (
+            re.split(r"(?<=[.!?])\s", t.strip(), maxsplit=1) for t in (self.cause, self.fix)
+        )
+        return cause[0], fix[0]
+
     def __str__(self) -> str:
-        return _in_a_terminal(self)
+        links = [f"{self.page}#{self.id}", *self.chapters]
+        links = [*(_published(link) or link for link in links), *self.threads]
+        told = [
+            _heading(self),
+            _filled("Why:", self.cause),
+            _block("This fails:" if self.raises else "This shows it:", self.fails),
+            _block(f"In {self.source}:", self.quoted),
+            _filled("Do:", self.fix),
+            _block("This works:", self.works),
+            _filled("Avoid it:", self.avoid),
+            _filled("Versions:", self.versions),
+            _block("Read on:", "\n".join(links)),
+        ]
+        return "\n\n".join(filter(None, told))
 
 
 @dataclass(frozen=True)
@@ -122,26 +142,10 @@ class Match:
 
 
 @cache
-def _read() -> dict:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
-@cache
 def catalogue() -> dict[str, Error]:
     """All entries by id, in the order of the clinic's pages."""
-    return {entry["id"]: Error(**entry) for entry in _read()["error"]}
-
-
-def parts() -> dict[str, dict[str, str]]:
-    """The clinic's notebooks: for each part its ``title``, ``opening`` and ``setup``."""
-    return {
-        name: {"opening": _read()["opening"], **about} for name, about in _read()["parts"].items()
-    }
-
-
-def quoted_torch() -> str:
-    """The version of PyTorch whose source is quoted where no cell can raise an error."""
-    return _read()["torch"]
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    return {entry["id"]: Error(**entry) for entry in tomllib.loads(text)["error"]}
 
 
 # --- finding ------------------------------------------------------------------------------------
@@ -164,28 +168,29 @@ def find(log: str) -> list[Match]:
     >>> [match.error.id for match in find("KeyError: 'momentum'")]
     []
     """
-    pieces = squeeze(log)
+    pieces = _squeeze(log)
     starts = [0, *accumulate(map(len, pieces))]
-    squeezed = b"".join(pieces)
+    squeezed = "".join(pieces)
     places = {}
-    for error in catalogue().values():
-        patterns = _squeezed_patterns(error.id)
-        if found := sorted(place for p in patterns for place in _places(squeezed, p)):
-            places[error.id] = found
-    named = list(_places(squeezed, [b"Error"])) if places else []
-    first = {name: _first(name, places, starts, named) for name in places}
+    for name in catalogue():
+        if found := sorted(place for p in _patterns(name) for place in _places(squeezed, p)):
+            places[name] = found
+    named = _places(squeezed, ["Error"]) if places else []
     lines = log.split("\n") if places else []
     matches = []
-    for name in sorted(first, key=lambda name: (KINDS[catalogue()[name].kind], first[name])):
-        if (place := first[name]) < len(squeezed):
+    for name in places:
+        if (place := _first(name, places, starts, named)) is not None:
             line = bisect_right(starts, place) - 1
             text = _around(lines[line], place - starts[line])
-            matches.append(Match(catalogue()[name], line + 1, text, _rank(lines, line)))
-    return matches
+            match = Match(catalogue()[name], line + 1, text, _rank(lines, line))
+            matches.append((KINDS[match.error.kind], place, match))
+    return [match for *_, match in sorted(matches, key=lambda found: found[:2])]
 
 
-def _first(name: str, places: dict[str, list[int]], starts: list[int], named: list[int]) -> int:
-    """The first place of an entry whose error no more special entry also describes; or the end.
+def _first(
+    name: str, places: dict[str, list[int]], starts: list[int], named: list[int]
+) -> int | None:
+    """The first place of an entry whose error no more special entry also describes.
 
     One does if it is at most `NEAR` lines away, or follows before another error is `named`: in a
     window of 80 letters, a list of keys has hundreds of lines.
@@ -205,7 +210,7 @@ def _first(name: str, places: dict[str, list[int]], starts: list[int], named: li
         ):
             continue
         return place
-    return starts[-1]
+    return None
 
 
 def _rank(lines: list[str], number: int) -> str:
@@ -232,10 +237,10 @@ def _first_to_fail(log: str) -> str:
     return ""
 
 
-def squeeze(log: str) -> list[bytes]:
+def _squeeze(log: str) -> list[str]:
     """Each line without prefixes, colours and white space, in ASCII, with one kind of quotes."""
     # A progress bar writes many times over one line: what follows a carriage return has no prefix.
-    return _ascii(_without_prefixes(_plain(log))).split(b"\n")
+    return _ascii(_without_prefixes(_plain(log))).split("\n")
 
 
 def _plain(text: str) -> str:
@@ -254,20 +259,22 @@ def _without_prefixes(text: str) -> str:
     return re.sub(f"^{PREFIX}", "", text, flags=re.MULTILINE | re.ASCII)
 
 
-def _ascii(text: str) -> bytes:
+def _ascii(text: str) -> str:
     """What is printed and is not a space, 33 to 126, and line ends."""
-    return text.encode("ascii", "ignore").translate(None, bytes({*range(33), 127} - {10}))
+    others = bytes({*range(33), 127} - {10})
+    return text.encode("ascii", "ignore").translate(None, others).decode("ascii")
 
 
 @cache
-def _squeezed_patterns(name: str) -> list[list[bytes]]:
-    """The patterns of an entry, each as the pieces between its gaps."""
-    return [b"".join(squeeze(p)).split(b"*") for p in catalogue()[name].patterns]
+def _patterns(name: str) -> list[list[str]]:
+    """The patterns of an entry, squeezed, each as the pieces between its gaps."""
+    return ["".join(_squeeze(p)).split("*") for p in catalogue()[name].patterns]
 
 
-def _places(text: bytes, pattern: list[bytes]) -> Iterator[int]:
+def _places(text: str, pattern: list[str]) -> list[int]:
     """Where `pattern` begins in `text`: each place from which all pieces follow."""
     first, *others = pattern
+    places = []
     start = text.find(first)
     while start >= 0:
         end = start + len(first)
@@ -277,8 +284,9 @@ def _places(text: bytes, pattern: list[bytes]) -> Iterator[int]:
                 break
             end = place + len(piece)
         else:
-            yield start
+            places.append(start)
         start = text.find(first, start + 1)
+    return places
 
 
 def _around(line: str, place: int, most: int = 240) -> str:
@@ -306,14 +314,8 @@ def nearest(log: str, most: int = 3) -> list[Error]:
     lines = log.split("\n")
     telling = [line for line in lines if TELLING.search(line)][-50:] or lines[-20:]
     words = set(WORD.findall("\n".join(line[:2000] for line in telling)))
-    weights = _weights()
-    scores = {}
-    for name, own in _words().items():
-        shared = own & words
-        if len(shared) >= 2:
-            scores[name] = sum(weights[word] for word in shared)
-    order = list(scores)
-    best = sorted(order, key=lambda name: (-scores[name], order.index(name)))
+    shared = {name: own & words for name, own in _words().items() if len(own & words) >= 2}
+    best = sorted(shared, key=lambda name: -sum(_weights()[word] for word in shared[name]))
     return [catalogue()[name] for name in best[:most]]
 
 
@@ -349,7 +351,7 @@ def rules() -> dict:
                 "id": error.id,
                 "kind": error.kind,
                 "over": error.over,
-                "patterns": [[p.decode() for p in each] for each in _squeezed_patterns(error.id)],
+                "patterns": _patterns(error.id),
                 "words": sorted(_words()[error.id]),
             }
             for error in catalogue().values()
@@ -364,54 +366,71 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     """What `find` finds in a log (or has `found`), or `nearest`, for a terminal."""
     found = find(log) if found is None else found
     if not found:
-        return _not_found(nearest(log))
+        guesses = [_heading(error, "  ") for error in nearest(log)]
+        near = ["The nearest, which may all be about something else:", *guesses]
+        told = ["No entry of the catalogue has these words.", "\n".join(near) if guesses else ""]
+        return "\n\n".join(filter(None, [*told, ASK]))
     first, *others = found
+    error = first.error
+    also = "\n".join(["Also in your log:", *map(_also, others)])
     where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
-    parts = [_heading(first.error), _filled("In your log, line", where)]
-    parts += filter(None, [_wrapped(_first_to_fail(_without_colours(log)))])
-    parts += [_filled("Why:", first.error.cause), _filled("Do:", first.error.fix)]
-    parts += filter(None, [FOLLOWS.get(first.error.kind)])
-    if others:
-        parts += ["Also in your log:\n" + "\n".join(map(_also, others))]
-    more = f"More, with code that fails and code that works: torchclinic explain {first.error.id}"
-    return "\n\n".join([*parts, more])
+    told = [
+        _heading(error),
+        _filled("In your log, line", where),
+        _wrapped(_first_to_fail(_without_colours(log))),
+        _filled("Why:", error.cause),
+        _filled("Do:", error.fix),
+        FOLLOWS.get(error.kind),
+        also if others else "",
+        f"More, with code that fails and code that works: torchclinic explain {error.id}",
+    ]
+    return "\n\n".join(filter(None, told))
 
 
 FOLLOWS = {
     "follows": "It often follows from an error of another process.",
     "warning": "It is a warning: the program goes on after it.",
 }
-
-
-def _also(match: Match) -> str:
-    error = match.error
-    text = f"{error.id}: {first_sentence(error.cause)} {FOLLOWS.get(error.kind, '')}"
-    rank = f"{match.rank}, " if match.rank else ""
-    return _wrapped(_without_links(text), f"  line {match.line}, {rank}", " " * 4)
-
-
-def _not_found(guesses: list[Error]) -> str:
-    parts = ["No entry of the catalogue has these words."]
-    if guesses:
-        names = [_wrapped(_without_marks(f"{e.id}: {e.message}"), "  ", " " * 4) for e in guesses]
-        parts += ["\n".join(["The nearest, which may all be about something else:", *names])]
-    return "\n\n".join([*parts, ASK])
-
-
 ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
 started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
 WIDTH = 88
 
 
-def _in_a_terminal(error: Error) -> str:
-    parts = [_heading(error), _filled("Why:", error.cause)]
-    parts += [_block("This fails:" if error.raises else "This shows it:", error.fails)]
-    parts += [_block(f"In {error.source}:", error.quoted)]
-    parts += [_filled("Do:", error.fix), _block("This works:", error.works)]
-    parts += [_filled("Avoid it:", error.avoid), _filled("Versions:", error.versions)]
-    links = [f"{error.page}#{error.id}", *error.chapters]
-    links = [*(_published(link) or link for link in links), *error.threads]
-    return "\n\n".join(filter(None, [*parts, _block("Read on:", "\n".join(links))]))
+def _also(match: Match) -> str:
+    where = f"line {match.line}, {match.rank}{', ' * bool(match.rank)}{match.error.id}"
+    cause = _without_links(match.error.in_brief[0])
+    return _wrapped(f"{where}: {cause} {FOLLOWS.get(match.error.kind, '')}", "  ")
+
+
+def _heading(error: Error, indent: str = "") -> str:
+    return _wrapped(f"{error.id}: {error.message}".replace("`", ""), indent)
+
+
+def _block(title: str, text: str) -> str:
+    return text.strip() and textwrap.indent(f"{title}\n{text.strip()}", "    ").strip()
+
+
+def _filled(title: str, text: str) -> str:
+    """Paragraphs of Markdown as lines of a terminal's width; links keep their words alone."""
+    if not text.strip():
+        return ""
+    paragraphs = re.split(r"\n\s*\n", _without_links(f"{title} {text.strip()}"))
+    # A list or a block of code stands as it was written.
+    as_written = re.compile(r"^(- |\||```|\d+\. |    )", re.MULTILINE)
+    return "\n\n".join(p if as_written.search(p) else _wrapped(p) for p in paragraphs)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    text = " ".join(text.split())
+    # A short piece of code stays on one line; textwrap breaks no other space than ASCII's.
+    text = re.sub("`[^`]{1,40}`", lambda code: code[0].replace(" ", "\u00a0"), text)
+    kept = {"break_long_words": False, "break_on_hyphens": False}
+    indents = {"initial_indent": indent, "subsequent_indent": 2 * indent}
+    return textwrap.fill(text, WIDTH, **indents, **kept).replace("\u00a0", " ")
+
+
+def _without_links(text: str) -> str:
+    return re.sub(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^)]*\)", r"\1", text)
 
 
 def _published(link: str) -> str:
@@ -425,58 +444,10 @@ def _published(link: str) -> str:
     return ""
 
 
-def _heading(error: Error) -> str:
-    return _wrapped(_without_marks(f"{error.id}: {error.message}"))
-
-
-def _block(title: str, text: str) -> str:
-    return text.strip() and textwrap.indent(f"{title}\n{text.strip()}", "    ").strip()
-
-
-def _filled(title: str, text: str) -> str:
-    """Paragraphs of Markdown as lines of a terminal's width; links keep their words alone."""
-    paragraphs = re.split(r"\n\s*\n", _without_links(f"{title} {text.strip()}"))
-    filled = [
-        # A list or a block of code stands as it was written.
-        p if re.search(r"^(- |\||```|\d+\. |    )", p, re.M) else _wrapped(p)
-        for p in paragraphs
-    ]
-    return "\n\n".join(filled) if text.strip() else ""
-
-
-def _wrapped(text: str, first: str = "", others: str = "") -> str:
-    text = " ".join(text.split())
-    # A short piece of code stays on one line; textwrap breaks no other space than ASCII's.
-    text = re.sub("`[^`]{1,40}`", lambda code: code[0].replace(" ", "\u00a0"), text)
-    lines = textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines.replace("\u00a0", " ")
-
-
-def _without_links(text: str) -> str:
-    return re.sub(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^)]*\)", r"\1", text)
-
-
-def _without_marks(text: str) -> str:
-    return text.replace("`", "")
-
-
-def first_sentence(text: str) -> str:
-    """What the tables of the chapters show of a cause or a fix."""
-    return re.split(r"(?<=[.!?])\s", text.strip(), maxsplit=1)[0]
-
-
 def of_chapter(number: str) -> ErrorTable:
     """The entries that name the chapter ``'01'`` to ``'17'``, in the catalogue's order."""
-    return ErrorTable(
-        [error for error in catalogue().values() if any(c[:2] == number for c in error.chapters)]
-    )
+    named = [e for e in catalogue().values() if any(c[:2] == number for c in e.chapters)]
+    return ErrorTable(named)
 
 
 @dataclass(frozen=True)
@@ -486,16 +457,16 @@ class ErrorTable:
     errors: list[Error]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{e.id}: {_without_marks(e.message)}" for e in self.errors)
+        return "\n".join(f"{e.id}: {e.message}".replace("`", "") for e in self.errors)
 
     def _repr_markdown_(self) -> str:
         rows = ["| message | it means | do this |", "| --- | --- | --- |"]
         for error in self.errors:
             here = f"{error.page}.ipynb#{error.id}"
             address = here if NOTEBOOKS.is_dir() else _published(f"{error.page}#{error.id}")
-            cells = [f"[{error.message}]({address})" if address else error.message]
-            cells += map(first_sentence, (error.cause, error.fix))
-            rows += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"]
+            linked = f"[{error.message}]({address})" if address else error.message
+            cells = [cell.replace("|", r"\|") for cell in (linked, *error.in_brief)]
+            rows.append(f"| {' | '.join(cells)} |")
         return "\n".join(" ".join(row.split()) for row in rows)
 
 
@@ -505,67 +476,48 @@ LINE = "Why, and what to do: torchclinic explain"
 
 
 def note(error: BaseException) -> None:
-    """Let the traceback of `error` end by naming its entry, unless a shell does so (`watch`)."""
+    """Let the traceback of `error` end by naming its entry, unless a shell does so (`_watch`)."""
     with suppress(Exception):  # whatever happens here, `error` is what the user must see
         shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
-        if not getattr(shell, "torchclinic_watch", None) and (found := find(text_of(error))):
+        if not getattr(shell, "torchclinic_watch", None) and (found := find(_text_of(error))):
             error.add_note(f"{LINE} {found[0].error.id}")
 
 
-def text_of(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     """What a traceback says, without its frames: of causes, of a group's parts, and in notes."""
     return "".join(traceback.format_exception(error, limit=0))
 
 
-def watch(shell) -> None:
-    """Name the entry under each traceback of an IPython shell: ``%load_ext torchclinic``."""
-    unwatch(shell)  # there may be one of a module that was reloaded
-    shell.torchclinic_watch = _Watch()
-    for event, function in shell.torchclinic_watch.events():
-        shell.events.register(event, function)
+def _watch(shell) -> None:
+    """Name the entry under each traceback of an IPython shell."""
+    folder = Path.cwd()  # of the notebook, until a cell changes it
+    # Not the error itself, which would keep all that its frames hold.
+    last = id(getattr(sys, "last_value", None))
+
+    def name_entry(result: object) -> None:
+        nonlocal last
+        error = getattr(sys, "last_value", None)  # also of %run and the like, whose cell succeeds
+        new, last = id(error) != last, id(error)
+        if new and error is not None and (found := find(_text_of(error))):
+            _show(found[0].error, folder)
+
+    _unwatch(shell)  # there may be one of a module that was reloaded
+    shell.torchclinic_watch = name_entry
+    shell.events.register("post_run_cell", name_entry)
 
 
-def unwatch(shell) -> None:
-    """Undo `watch`: ``%unload_ext torchclinic``."""
+def _unwatch(shell) -> None:
     if watching := getattr(shell, "torchclinic_watch", None):
-        for event, function in watching.events():
-            shell.events.unregister(event, function)
+        shell.events.unregister("post_run_cell", watching)
         shell.torchclinic_watch = None
 
 
-class _Watch:
-    def __init__(self) -> None:
-        self.folder = Path.cwd()  # of the notebook, until a cell changes it
-        self.last = 0
-        self.complained = False
+def _show(error: Error, folder: Path) -> None:
+    from IPython.display import display
 
-    def events(self) -> list[tuple]:
-        return [("pre_run_cell", self.before), ("post_run_cell", self.after)]
-
-    def before(self, info: object = None) -> None:
-        # Not the error itself, which would keep all that its frames hold.
-        self.last = id(getattr(sys, "last_value", None))
-
-    def after(self, result) -> None:
-        try:
-            error = result.error_in_exec or result.error_before_exec
-            # %run and the like show a traceback, but their cell succeeds.
-            shown = getattr(sys, "last_value", None)
-            if error is None and id(shown) != self.last:
-                error = shown
-            if error is not None and (found := find(text_of(error))):
-                self.show(found[0].error)
-        except Exception as problem:  # never the user's
-            if not self.complained:
-                self.complained = True
-                print(f"torchclinic cannot name entries here: {type(problem).__name__}: {problem}")
-
-    def show(self, error: Error) -> None:
-        from IPython.display import display
-
-        command, name = f"`torchclinic explain {error.id}`", f"{error.page}.ipynb"
-        here = (self.folder / name).exists()  # a notebook of this book
-        if link := f"{name}#{error.id}" if here else _published(f"{error.page}#{error.id}"):
-            command = f"[{error.id}]({link}), or {command}"
-        rich = f"Why, and what to do: {command}"
-        display({"text/plain": f"{LINE} {error.id}", "text/markdown": rich}, raw=True)
+    command, name = f"`torchclinic explain {error.id}`", f"{error.page}.ipynb"
+    here = (folder / name).exists()  # a notebook of this book
+    if link := f"{name}#{error.id}" if here else _published(f"{error.page}#{error.id}"):
+        command = f"[{error.id}]({link}), or {command}"
+    rich = f"Why, and what to do: {command}"
+    display({"text/plain": f"{LINE} {error.id}", "text/markdown": rich}, raw=True)
