@@ -1,6 +1,8 @@
 """What `pip` makes of the repository works where the repository is not."""
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,21 @@ import torchladder
 ROOT = Path(__file__).resolve().parent.parent
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+# In one process, since each takes seconds to import PyTorch.
+PROGRAM = """
+import torch, torchladder
+from torchclinic import cli
+from torchladder import data, models
+torch.save(models.MLP().state_dict(), "mlp.pt")
+print(torchladder.__file__, cli.__file__, data.BUNDLED, sep="\\n")
+assert len(data.load_dataset().train_labels) == 12_000
+for words in ("inspect mlp.pt", "fix mlp.pt -o fixed.safetensors", "explain log.txt", "doctor"):
+    try:
+        cli.main(words.split())
+    except SystemExit as ended:
+        assert not ended.code, words
+"""
+pytestmark = pytest.mark.slow
 
 
 def run(*command, **options):
@@ -31,7 +48,7 @@ def built(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", source / "src", ignore=ignored)
     (source / "tests").mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "tests/test_wheel.py"):
+    for name in ("pyproject.toml", "LICENSE", "MANIFEST.in", "tests/test_wheel.py"):
         shutil.copy(ROOT / name, source / name)
     run(sys.executable, "-c", SDIST, folder, cwd=source)
     shutil.rmtree(source)
@@ -40,67 +57,44 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def installed(built, tmp_path_factory):
-    """The wheel, alone in a folder; what it needs is where this Python has it."""
-    folder = tmp_path_factory.mktemp("installed")
-    (wheel,) = built.glob("*.whl")
-    run(*PIP, "install", "--no-deps", "--target", folder, wheel)
-    return folder
-
-
-# In one process, since each takes seconds to import PyTorch.
-PROGRAM = """
-import torch, torchladder
-from torchclinic import cli
-from torchladder import data, models
-torch.save(models.MLP().state_dict(), "mlp.pt")
-print(torchladder.__file__, data.BUNDLED, len(data.load_dataset().train_labels), sep="\\n")
-for words in (
-    "inspect mlp.pt",
-    "fix mlp.pt -o fixed.safetensors",
-    "explain log.txt",
-    "doctor",
-):
-    try:
-        cli.main(words.split())
-    except SystemExit as ended:
-        assert not ended.code, words
-"""
-
-
-@pytest.mark.slow
-def test_sdist_and_wheel_hold_the_whole_package_its_licences_and_nothing_else(built):
-    src = ROOT / "src"
-    package = {
-        path.relative_to(src).as_posix()
-        for path in (src / "torchladder").rglob("*")
+def test_sdist_and_wheel_hold_both_packages_their_licences_and_nothing_else(built):
+    files = {
+        path.relative_to(ROOT / "src").as_posix()
+        for package in ("torchladder", "torchclinic")
+        for path in (ROOT / "src" / package).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
+    assert "torchclinic/errors.toml" in files
     version = f"torchladder-{torchladder.__version__}"
     with zipfile.ZipFile(built / f"{version}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
-    assert {name for name in names if ".dist-info/" not in name} == package
+        metadata = email.message_from_bytes(wheel.read(f"{version}.dist-info/METADATA"))
+    assert {name for name in names if ".dist-info/" not in name} == files
     licences = {name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name}
     assert licences == {"LICENSE", "LICENSE-fashion-mnist"}
     with tarfile.open(built / f"{version}.tar.gz") as sdist:
-        names = {name.partition("/")[2] for name in sdist.getnames() if ".egg-info" not in name}
-    assert {name for name in names if "torchladder/" in name} >= {f"src/{n}" for n in package}
-    assert {"pyproject.toml", "README.md", "LICENSE"} <= names
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert names >= {f"src/{name}" for name in files} | {"pyproject.toml", "LICENSE"}
     assert not any(name.startswith("tests") for name in names)
+    # Where PyPI shows it there is no clone, and a relative link leads nowhere.
+    assert metadata.get_payload() == (ROOT / "src" / "README.md").read_text(encoding="utf-8")
+    assert not re.search(r"\bmake [a-z]|\]\((?!https)|<img", metadata.get_payload())
 
 
-@pytest.mark.slow
-def test_every_command_works_from_the_wheel_in_an_empty_folder(installed, tmp_path):
-    (tmp_path / "log.txt").write_text("KeyError: 'RANK'\n")
+def test_every_command_works_from_the_wheel_in_an_empty_folder(built, tmp_path):
+    """The wheel is alone in a folder; what it needs is where this Python has it."""
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    run(*PIP, "install", "--no-deps", "--target", installed, *built.glob("*.whl"))
+    here.mkdir()
+    (here / "log.txt").write_text("KeyError: 'RANK'\n")
     env = os.environ | {"PYTHONPATH": str(installed)}
-    printed = run(sys.executable, "-c", PROGRAM, cwd=tmp_path, env=env)
-    package, images, count, *_ = printed.splitlines()
-    assert package.startswith(str(installed))
-    assert images.startswith(str(installed))
-    assert count == "12000"
-    for words in ("state dict", "rank-key-error", "fashion_mnist_small"):
+    printed = run(sys.executable, "-c", PROGRAM, cwd=here, env=env)
+    for path in printed.splitlines()[:3]:
+        assert path.startswith(str(installed))
+    for words in ("state dict", "rank-key-error"):
         assert words in printed
-    assert {path.name for path in tmp_path.iterdir()} == {"log.txt", "mlp.pt", "fixed.safetensors"}
-    script = run(installed / "bin" / "torchladder", "--version", cwd=tmp_path, env=env)
-    assert script.strip().endswith(torchladder.__version__)
+    assert {path.name for path in here.iterdir()} == {"log.txt", "mlp.pt", "fixed.safetensors"}
+    command = installed / "bin" / "torchclinic"
+    assert torchladder.__version__ in run(command, "--version", cwd=here, env=env)
+    explained = run(command, "explain", "log.txt", cwd=here, env=env)
+    assert "rank-key-error" in explained
