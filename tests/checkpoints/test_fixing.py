@@ -8,37 +8,35 @@ import sys
 
 import pytest
 import torch
-from checkpoint_files import (
-    Counting,
-    Tied,
-    net,
-    plain,
-    saved,
-    weights_at_the_top_with_others_beside,
-)
-from safetensors.torch import save_file
+from checkpoint_files import Counting, Tied, ema_beside, net, plain, saved
+from safetensors import safe_open
+from safetensors.torch import load_model, save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import (
-    CheckpointError,
-    fix_checkpoint,
-    inspect_checkpoint,
-)
+from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
 
 
 def same(model, other):
     return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
 
 
-def test_fix_never_writes_over_its_source(tmp_path):
+def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
     path = plain(tmp_path)
     before = path.read_bytes()
     (tmp_path / "link.pt").symlink_to(path)
-    for target in (path, tmp_path / "link.pt"):
-        with pytest.raises(CheckpointError, match="is the source"):
-            fix_checkpoint(path, target)
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in {
+        path: "is the source",
+        "link.pt": "is the source",
+        ".": "could not be written",
+        "pipe": "could not be written",
+        "no/y.pt": "could not be written",
+    }.items():
+        with pytest.raises(CheckpointError, match=message):
+            fix_checkpoint(path, tmp_path / name)
     assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["link.pt", "pipe", "x.pt"]
 
 
 def test_with_a_model_the_file_gets_its_keys(tmp_path):
@@ -54,8 +52,7 @@ def test_with_a_model_the_file_gets_its_keys(tmp_path):
 
 
 def test_a_file_that_does_not_fit_the_model_is_refused_or_written_in_part(tmp_path):
-    path = plain(tmp_path)
-    other = net()
+    path, other = plain(tmp_path), net()
     other.module = nn.Linear(4, 3)
     other.head = nn.Linear(2, 2)
     del other.layers
@@ -73,9 +70,7 @@ def test_a_file_that_does_not_fit_the_model_is_refused_or_written_in_part(tmp_pa
         fix_checkpoint(path, tmp_path / "z.pt", model=nn.Linear(1, 1), strict=False)
 
 
-def test_ties_survive_in_both_formats(tmp_path):
-    from safetensors.torch import load_model
-
+def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path):
     path = saved(tmp_path, net(Tied).state_dict())
     assert fix_checkpoint(path, tmp_path / "y.pt").tied == [["embed.weight", "head.weight"]]
     state = torch.load(tmp_path / "y.pt")
@@ -84,15 +79,8 @@ def test_ties_survive_in_both_formats(tmp_path):
     model = Tied()
     load_model(model, tmp_path / "y.safetensors")
     assert same(model, net(Tied))
-
-
-def test_transformers_reads_what_fix_writes(tmp_path):
-    """It asks for this note in the header."""
-    from safetensors import safe_open
-
-    fix_checkpoint(plain(tmp_path), tmp_path / "y.safetensors")
     with safe_open(tmp_path / "y.safetensors", "pt") as file:
-        assert file.metadata()["format"] == "pt"
+        assert file.metadata()["format"] == "pt"  # for which transformers asks
 
 
 def test_the_setting_for_checksums_is_put_back(tmp_path):
@@ -106,34 +94,25 @@ def test_the_setting_for_checksums_is_put_back(tmp_path):
     assert inspect_checkpoint(tmp_path / "y.pt").checksums.startswith("right")
 
 
-def limited(arguments, size):
-    """Run the command where no file can grow beyond `size` bytes, as on a disk that gets full."""
-    return subprocess.run(
-        [sys.executable, "-m", "torchclinic", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["y.pt", "y.safetensors"])
 def test_a_full_disk_costs_nothing(name, tmp_path):
     path = saved(tmp_path, {"w": torch.randn(200_000)})
     target = tmp_path / name
     target.write_bytes(b"the last good one")
-    done = limited(["fix", path, "-o", target], 100_000)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchclinic", "fix", path, "-o", target],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        # No file can grow beyond this size, as on a disk that gets full.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
     assert done.returncode == 2
     assert done.stderr.startswith(f"torchclinic fix: {target}: could not be written")
     assert done.stderr.count("\n") == 1
     assert target.read_bytes() == b"the last good one"
     assert sorted(os.listdir(tmp_path)) == ["x.pt", name]
-
-
-def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(CheckpointError, match="could not be written"):
-        fix_checkpoint(plain(tmp_path), tmp_path / "no" / "y.pt")
 
 
 def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
@@ -146,17 +125,8 @@ def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
     assert torch.load(tmp_path / "y.pt")["w"].shape == (10**9,)
 
 
-@pytest.mark.parametrize("name", [".", "pipe"])
-def test_what_is_no_file_is_not_written_over(tmp_path, name):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CheckpointError, match="could not be written"):
-        fix_checkpoint(plain(tmp_path), tmp_path / name)
-    assert (tmp_path / name).exists()
-    assert not (tmp_path / name).is_file()
-
-
 def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path):
-    path = weights_at_the_top_with_others_beside(tmp_path)
+    path = ema_beside(tmp_path)
     assert "--key ema" in repr(inspect_checkpoint(path))
     assert fix_checkpoint(path, tmp_path / "y.pt").dropped["ema"] == "state dict of 11 entries"
     fix_checkpoint(path, tmp_path / "z.pt", key="ema")
@@ -183,36 +153,31 @@ def test_a_diverged_model_is_written_and_said_to_be_one(tmp_path):
     assert fix_checkpoint(plain(tmp_path), tmp_path / "y.pt").not_finite == {}
 
 
-SHARDS = {
-    "model.safetensors": ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
-    "pytorch_model.bin": ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
-}
-
-
-@pytest.mark.parametrize("whole", SHARDS)
+@pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
 def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
     folder = tmp_path / "hf"
     folder.mkdir()
     homes = {}
-    for name, part in zip(SHARDS[whole], ["embed", "head"], strict=True):
-        state = {f"{part}.weight": torch.ones(2)}
-        save_file(state, folder / name) if "safe" in whole else torch.save(state, folder / name)
-        homes[f"{part}.weight"] = name
-    shard, index = folder / SHARDS[whole][0], folder / f"{whole}.index.json"
+    for number, part in enumerate(["embed", "head"], 1):
+        state, path = {f"{part}.weight": torch.ones(2)}, folder / whole
+        path = path.with_stem(f"{path.stem}-0000{number}-of-00002")
+        save_file(state, path) if "safe" in whole else torch.save(state, path)
+        homes[f"{part}.weight"] = path.name
+    first, second = (folder / name for name in homes.values())
     text = f"one of 2 shards of a model. For the whole, name the folder, or {whole}.index.json in "
     with pytest.raises(CheckpointError, match=text):
-        fix_checkpoint(shard, tmp_path / "y.pt")
-    assert text[:-4] in " ".join(repr(inspect_checkpoint(shard)).split())
+        fix_checkpoint(first, tmp_path / "y.pt")
+    assert text[:-4] in " ".join(repr(inspect_checkpoint(first)).split())
     embed = nn.ModuleDict({"embed": nn.LayerNorm(2, bias=False)})
-    assert list(fix_checkpoint(shard, tmp_path / "y.pt", model=embed).names) == ["embed.weight"]
+    assert list(fix_checkpoint(first, tmp_path / "y.pt", model=embed).names) == ["embed.weight"]
 
     (folder / "training_args.bin").write_bytes(b"of no interest")
-    (folder / SHARDS[whole][1]).rename(tmp_path / "second")
+    second.rename(tmp_path / "second")
     message = f"1 of 2 shards, and no {whole}.index.json, which says what is in which"
     with pytest.raises(CheckpointError, match=message):
         fix_checkpoint(folder, tmp_path / "y.pt")
-    (tmp_path / "second").rename(folder / SHARDS[whole][1])
-    index.write_text(json.dumps({"weight_map": homes}))
+    (tmp_path / "second").rename(second)
+    (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": homes}))
     fix_checkpoint(folder, tmp_path / "z.pt")
     assert list(torch.load(tmp_path / "z.pt")) == list(homes)
 
@@ -225,12 +190,11 @@ def test_what_is_left_out_has_the_files_order(tmp_path):
 
 @pytest.mark.parametrize("name", ["x\udcff.pt", "old\udcff.pt", "x\udcff.safetensors"])
 def test_a_name_that_is_not_utf8_is_a_name(name, tmp_path):
-    state, options = {"w": torch.ones(2)}, {}
+    state = {"w": torch.ones(2)}
     if name.endswith(".safetensors"):
         save_file(state, tmp_path / "x")
     else:
-        options = {"_use_new_zipfile_serialization": not name.startswith("old")}
-        torch.save(state, tmp_path / "x", **options)
+        torch.save(state, tmp_path / "x", _use_new_zipfile_serialization="old" not in name)
     (tmp_path / "x").rename(tmp_path / name)
     assert list(inspect_checkpoint(tmp_path / name, verify=True).keys) == ["w"]
     for target in ("y\udcff.pt", "y\udcff.safetensors"):

@@ -2,7 +2,7 @@
 
 Some hundred are tried each time, and 5,000 (in a minute or two) by
 
-    TORCHLADDER_FUZZ=5000 python -m pytest -s tests/test_checkpoint_fuzz.py
+    TORCHLADDER_FUZZ=5000 python -m pytest -s tests/checkpoints/test_fuzz.py
 """
 
 import os
@@ -14,14 +14,9 @@ from collections import Counter
 
 import pytest
 import torch
-from checkpoint_files import Boom, accelerate_shards, legacy, net, plain, safetensors_file, saved
+from checkpoint_files import OLD, Boom, legacy, net, plain, safetensors_file, saved, shards
 
-from torchclinic.checkpoints import (
-    CheckpointError,
-    fix_checkpoint,
-    inspect_checkpoint,
-    load_into,
-)
+from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint, load_into
 
 COUNT = int(os.environ.get("TORCHLADDER_FUZZ", "300"))
 
@@ -31,23 +26,20 @@ def seeds(tmp_path_factory):
     """Whole files of several kinds, some of which run code when they are unpickled."""
     folder = tmp_path_factory.mktemp("seeds")
     made = []
-    for number, build in enumerate(
-        [plain, legacy, safetensors_file, accelerate_shards, evil, evil_legacy]
-    ):
+    for number, build in enumerate([plain, legacy, safetensors_file, shards, evil, evil_legacy]):
         inner = folder / str(number)
         inner.mkdir()
         made.append(build(inner))
     return made, folder
 
 
-def evil(folder):
+def evil(folder, **options):
     thing = {"model": net().state_dict(), "n": Boom(folder.parent / "marker"), "epoch": 3}
-    return saved(folder, thing)
+    return saved(folder, thing, **options)
 
 
 def evil_legacy(folder):
-    things = [Boom(folder.parent / "marker"), net().state_dict()]
-    return saved(folder, dict(zip("ab", things, strict=True)), _use_new_zipfile_serialization=False)
+    return evil(folder, **OLD)
 
 
 def mutated(data, chance):

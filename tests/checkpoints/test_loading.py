@@ -1,82 +1,68 @@
 """Weights of any wrapping arrive by name, or the model stays as it was."""
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from checkpoint_files import Counting, net, plain, saved
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import (
-    CheckpointError,
-    load_into,
-)
+from torchclinic.checkpoints import CheckpointError, load_into
 
 
 def same(model, other):
     return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
 
 
-def wrappings():
-    return {
-        "plain": net,
-        "data_parallel": lambda: DataParallel(net()),
-        "compiled": lambda: torch.compile(net()),
-        "both": lambda: torch.compile(DataParallel(net())),
-        "in_place": lambda: (lambda m: (m.compile(), m)[1])(net()),
-    }
+def copy_of(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("source", wrappings())
-@pytest.mark.parametrize("target", wrappings())
-def test_any_wrapping_loads_into_any_other(source, target):
-    model = wrappings()[target]()
-    with torch.no_grad():
+def test_any_wrapping_loads_into_any_other():
+    wraps = [lambda model: model, DataParallel, torch.compile]
+    wraps.append(lambda model: torch.compile(DataParallel(model)))
+    for from_, into in [(a, b) for a in wraps for b in wraps]:
+        model = into(net())
         for parameter in model.parameters():
-            parameter.zero_()
-    report = load_into(model, wrappings()[source]().state_dict())
-    assert same(model, net())
-    assert len(report.names) == 11
+            nn.init.zeros_(parameter)
+        report = load_into(model, from_(net()).state_dict())
+        assert same(model, net())
+        assert len(report.names) == 11
 
 
+@pytest.fixture
 def heads():
     torch.manual_seed(0)
-    old = nn.Sequential(OrderedDict(body=nn.Linear(8, 4), fc=nn.Linear(4, 1000)))
-    new = nn.Sequential(OrderedDict(body=nn.Linear(8, 4), myFc=nn.Linear(4, 200)))
-    return old, new
+    old = nn.ModuleDict({"body": nn.Linear(8, 4), "fc": nn.Linear(4, 1000)})
+    return old, nn.ModuleDict({"body": nn.Linear(8, 4), "myFc": nn.Linear(4, 200)})
 
 
-def test_a_new_head_is_named():
-    old, new = heads()
-    head = new.myFc.weight.clone()
+def test_a_new_head_is_named(heads):
+    old, new = heads
+    head = new["myFc"].weight.clone()
     report = load_into(new, DataParallel(old).state_dict(), skip=["fc", "myFc"])
-    assert torch.equal(new.body.weight, old.body.weight)
-    assert torch.equal(new.myFc.weight, head)
+    assert torch.equal(new["body"].weight, old["body"].weight)
+    assert torch.equal(new["myFc"].weight, head)
     assert report.skipped == ["myFc.weight", "myFc.bias"]
     assert set(report.names) == {"body.weight", "body.bias"}
 
 
-def test_a_head_of_the_same_name_and_another_shape_is_left_or_initialised():
-    old, new = heads()
-    new.fc = new.myFc
-    del new.myFc
-    nn.init.ones_(new.fc.weight)
+def test_a_head_of_the_same_name_and_another_shape_is_left_or_initialised(heads):
+    old, new = heads
+    new["fc"] = new.pop("myFc")
+    nn.init.ones_(new["fc"].weight)
     report = load_into(new, old.state_dict(), skip=["fc"])
-    assert new.fc.weight.eq(1).all()
+    assert new["fc"].weight.eq(1).all()
     assert report.skipped == ["fc.weight", "fc.bias"]
     report = load_into(new, old.state_dict(), reinit=["fc"])
-    assert 0 < new.fc.weight.abs().max() <= 0.5  # as reset_parameters() draws them
+    assert 0 < new["fc"].weight.abs().max() <= 0.5  # as reset_parameters() draws them
     assert report.reinitialised == ["fc.weight", "fc.bias"]
 
 
-def test_an_error_has_both_shapes_and_changes_nothing():
-    old, new = heads()
-    before = {k: v.clone() for k, v in new.state_dict().items()}
-    new.fc = nn.Linear(4, 10)
-    calls = [{}, {"reinit": ["myFc"]}, {"skip": ["nofc"]}, {"reinit": ["myFcc"]}]
-    messages = []
-    for options in calls:
+def test_an_error_has_both_shapes_and_changes_nothing(heads):
+    old, new = heads
+    new["fc"] = nn.Linear(4, 10)
+    before, messages = copy_of(new), []
+    for options in ({}, {"reinit": ["myFc"]}, {"skip": ["nofc"]}, {"reinit": ["myFcc"]}):
         with pytest.raises(CheckpointError) as caught:
             load_into(new, old.state_dict(), **options)
         messages.append(str(caught.value))
@@ -86,8 +72,8 @@ def test_an_error_has_both_shapes_and_changes_nothing():
     assert "no 'myFcc'; is it 'myFc'?" in messages[3]
 
 
-def test_not_strict_loads_what_fits_but_not_nothing():
-    old, new = heads()
+def test_not_strict_loads_what_fits_but_not_nothing(heads):
+    old, new = heads
     report = load_into(new, old.state_dict(), strict=False)
     assert report.missing_keys == ["myFc.weight", "myFc.bias"]
     assert report.unexpected_keys == ["fc.weight", "fc.bias"]
@@ -97,23 +83,13 @@ def test_not_strict_loads_what_fits_but_not_nothing():
             load_into(new, state, strict=False)
 
 
-def test_a_part_without_a_way_to_make_it_anew_is_refused():
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.by = nn.Parameter(torch.ones(1))
-
-    model = nn.Sequential(Scale())
-    state = {k: v.clone() for k, v in model.state_dict().items()}
-    for name in ("0", "0.by"):
-        with pytest.raises(CheckpointError, match=r"has no reset_parameters\(\)"):
-            load_into(model, state | {"1": torch.ones(1)}, reinit=[name], strict=False)
-
-
-def test_buffers_of_a_part_made_anew_are_made_anew_too():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+def test_a_part_is_made_anew_with_its_buffers_or_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ParameterList([torch.ones(1)]))
     model[1].running_mean.fill_(3)
-    state = {k: v.clone() for k, v in model.state_dict().items()}
+    state = copy_of(model)
+    for name in ("2", "2.0"):
+        with pytest.raises(CheckpointError, match=r"has no reset_parameters\(\)"):
+            load_into(model, state, reinit=[name])
     load_into(model, state, reinit=["1"])
     assert not model[1].running_mean.any()
 
