@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,8 @@ import pytest
 import torch
 
 from torchclinic import cli
-from torchladder import data, devices
 
-
-def run(*arguments, **options):
-    command = [sys.executable, "-m", "torchclinic", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+CLINIC = [sys.executable, "-m", "torchclinic"]
 
 
 def answer(capsys, *arguments):
@@ -42,100 +39,28 @@ BAD_INPUT = {
     "doctor --program .": "--program goes with --distributed, under torchrun",
     "doctor --distributed --json ''": "--json is empty",
     "doctor --distributed --program ''": "--program is empty",
+    "doctor --distributed": "RANK, LOCAL_RANK, WORLD_SIZE",
 }
 
 
-@pytest.mark.parametrize("command", BAD_INPUT)
-def test_bad_input_gets_one_sentence(command, capsys, tmp_path, monkeypatch):
+def test_bad_input_gets_one_sentence(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("a_file").write_bytes(b"not a checkpoint")
-    status, out, err = answer(capsys, *shlex.split(command))
-    assert status == 2
-    assert out.count("\n") <= 1
-    assert re.fullmatch(r"torchladder (inspect|fix|doctor): .*\n", err)
-    assert BAD_INPUT[command] in err
+    for command, sentence in BAD_INPUT.items():
+        status, out, err = answer(capsys, *shlex.split(command))
+        assert (status, out) == (2, ""), command
+        assert re.fullmatch(r"torchclinic (inspect|fix|doctor): .*\n", err), command
+        assert sentence in err
 
 
-@pytest.mark.slow
-def test_bad_input_ends_the_command_without_a_traceback():
-    done = run("inspect", "nosuch.pt")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"torchclinic inspect: .*nosuch.pt.*\n", done.stderr)
+def test_a_bug_shows_its_traceback_though_it_is_a_value_error(monkeypatch):
+    def with_a_bug(options):
+        _first, _second = [1, 2, 3]
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["inspect x.pt", "doctor", "explain -"])
-def test_a_reader_who_has_left_ends_the_command_quietly(command, tmp_path):
-    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
-    for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
-        reads, writes = os.pipe()
-        os.close(reads)
-        done = subprocess.run(
-            [sys.executable, "-m", "torchclinic", *command.split()],
-            input=b"KeyError: 'x'", stdout=writes, stderr=subprocess.PIPE, cwd=tmp_path,
-            timeout=60, env={**without_buffering_set(), **buffered},
-        )  # fmt: skip
-        os.close(writes)
-        assert (done.returncode, done.stderr) == (141, b"")
-
-
-@pytest.mark.slow
-def test_fix_says_that_the_file_is_written_if_its_report_cannot_be(tmp_path):
-    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
-    for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
-        with open("/dev/full", "w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "torchclinic", "fix", "x.pt", "-o", "y.pt"],
-                stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60,
-                env={**without_buffering_set(), **buffered},
-            )  # fmt: skip
-        why = "No space left on device"
-        sentence = f"torchclinic fix: y.pt is written, but the report cannot be printed: {why}\n"
-        assert (done.returncode, done.stderr) == (2, sentence)
-        assert torch.load(tmp_path / "y.pt").keys() == {"w"}
-
-
-def without_buffering_set():
-    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
-@pytest.mark.slow
-def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
-    torch.save({"w": torch.zeros(1)}, tmp_path / "モデル.pt")
-    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = run("inspect", "モデル.pt", cwd=tmp_path, env=ascii_only)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "A plain state dict" in done.stdout
-    done = run("doctor", cwd=tmp_path, env=ascii_only)
-    assert "Traceback" not in done.stderr
-
-
-def copy_of_the_package(folder):
-    """The environment in which Python imports the package from a copy in `folder`."""
-    shutil.copytree(os.path.dirname(devices.__file__), folder / "torchladder")
-    return os.environ | {"PYTHONPATH": str(folder)}
-
-
-@pytest.mark.slow
-def test_a_bug_shows_its_traceback_though_it_is_a_value_error(tmp_path):
-    environment = copy_of_the_package(tmp_path)
-    source = tmp_path / "torchladder" / "errors.py"
-    bug = "\n\ndef catalogue():\n    first, second = [1, 2, 3]\n"
-    source.write_text(source.read_text(encoding="utf-8") + bug, encoding="utf-8")
-    done = run("explain", "log.txt", cwd=tmp_path, env=environment)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "ValueError: too many values to unpack" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_whole_model_is_fixed_though_its_class_is_not_here(tmp_path):
-    code = "import torch\nclass Net(torch.nn.Linear): pass\ntorch.save(Net(2, 1), 'whole.pt')"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    done = run("fix", "whole.pt", "-o", "plain.pt", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert torch.load(tmp_path / "plain.pt").keys() == {"weight", "bias"}
+    monkeypatch.setattr(cli, "_doctor", with_a_bug)
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        cli.main(["doctor"])
 
 
 def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
@@ -146,19 +71,87 @@ def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
     assert answer(capsys, "doctor") == (130, "", "torchclinic doctor: interrupted\n")
 
 
-# --- doctor -------------------------------------------------------------------------------------
+# --- where its output goes ----------------------------------------------------------------------
+
+
+def run_into(stdout, words, folder):
+    """The command with and without a buffer; each time, its status and what it says of trouble."""
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for environment in (plain, plain | {"PYTHONUNBUFFERED": "1"}):
+        done = subprocess.run(
+            [*CLINIC, *words.split()], input="KeyError: 'x'", stdout=stdout,
+            stderr=subprocess.PIPE, text=True, cwd=folder, timeout=60, env=environment,
+        )  # fmt: skip
+        yield done.returncode, done.stderr
 
 
 @pytest.mark.slow
-def test_doctor_shows_versions_devices_and_data():
-    done = run("doctor")
-    assert f"torch {torch.__version__}" in done.stdout
-    assert "cpu" in done.stdout
-    assert "fashion_mnist_small: 12,000 train" in done.stdout
-    assert ("No problem found." in done.stdout) == (done.returncode == 0)
+def test_a_reader_who_has_left_ends_the_command_quietly(tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
+    for words in ("inspect x.pt", "doctor", "explain -"):
+        reads, writes = os.pipe()
+        os.close(reads)
+        assert [*run_into(writes, words, tmp_path)] == [(141, "")] * 2, words
+        os.close(writes)
 
 
-def test_doctor_fails_when_there_is_a_problem(monkeypatch, capsys):
+@pytest.mark.slow
+def test_fix_says_that_the_file_is_written_if_its_report_cannot_be(tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
+    with open("/dev/full", "w") as full:
+        answers = [*run_into(full, "fix x.pt -o y.pt", tmp_path)]
+    why = "No space left on device"
+    sentence = f"torchclinic fix: y.pt is written, but the report cannot be printed: {why}\n"
+    assert answers == [(2, sentence)] * 2
+    assert torch.load(tmp_path / "y.pt").keys() == {"w"}
+
+
+@pytest.mark.slow
+def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "モデル.pt")
+    ascii_only = {"env": {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}, "text": True}
+    for words, said in {
+        ("inspect", "モデル.pt"): "plain state dict",
+        ("doctor",): "torch ",
+    }.items():
+        done = subprocess.run([*CLINIC, *words], cwd=tmp_path, capture_output=True, **ascii_only)
+        assert done.stderr == ""
+        assert said in done.stdout
+
+
+@pytest.mark.slow
+def test_a_whole_model_is_fixed_though_its_class_is_not_here(tmp_path):
+    code = "import torch\nclass Net(torch.nn.Linear): pass\ntorch.save(Net(2, 1), 'whole.pt')"
+    for words in (["-c", code], ["-m", "torchclinic", "fix", "whole.pt", "-o", "plain.pt"]):
+        subprocess.run([sys.executable, *words], cwd=tmp_path, check=True)
+    assert torch.load(tmp_path / "plain.pt").keys() == {"weight", "bias"}
+
+
+@pytest.mark.slow
+def test_importing_is_almost_free_and_the_clinic_needs_no_ladder():
+    program = """if True:
+        import importlib, pkgutil, sys, torch, torchclinic
+        # These cannot be imported:
+        sys.modules |= dict.fromkeys(["matplotlib", "torchvision", "tqdm", "torchladder"])
+        for module in pkgutil.walk_packages(torchclinic.__path__, "torchclinic."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+        del sys.modules["torchladder"]
+        import torchladder.devices"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# --- doctor -------------------------------------------------------------------------------------
+
+
+def test_doctor_shows_versions_and_devices_and_fails_if_there_is_a_problem(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "find_problems", lambda: [])
+    status, out, _ = answer(capsys, "doctor")
+    assert status == 0
+    assert f"torch {torch.__version__}" in out
+    assert f"torchvision {metadata.version('torchvision')}" in out
+    assert "\ncpu " in out
+    assert "No problem found." in out
     monkeypatch.setattr(cli, "find_problems", lambda: ["The GPU is on fire."])
     status, out, _ = answer(capsys, "doctor")
     assert status == 1
@@ -196,42 +189,3 @@ def test_a_gpu_this_torch_is_not_built_for_is_a_problem(monkeypatch):
     (problem,) = [p for p in cli.find_problems() if "P100" in p]
     assert "sm_60) cannot compute: CUDA error: no kernel image" in problem
     assert "built for sm_75, sm_80" in problem
-
-
-def test_a_data_set_that_is_not_there_says_where_it_was_sought(monkeypatch, tmp_path):
-    monkeypatch.setattr(data.Path, "home", lambda: tmp_path)
-    monkeypatch.setattr(data, "KAGGLE", tmp_path)
-    monkeypatch.delenv("TORCHLADDER_DATA", raising=False)
-    lines = list(cli.data_sets_here())
-    assert len(lines) == 3
-    assert lines[2].startswith("cifar10: CIFAR-10 not found: looked in")
-
-
-@pytest.mark.slow
-def test_importing_the_package_is_almost_free():
-    program = (
-        "import sys, time, torch; before = set(sys.modules); start = time.perf_counter();"
-        "import torchladder, torchladder.devices;"
-        "heavy = {'matplotlib', 'torchvision', 'tqdm'} & (set(sys.modules) - before);"
-        "print(heavy or 'light')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600
-    )
-    assert done.stdout == "light\n", done.stderr
-
-
-@pytest.mark.slow
-def test_the_source_works_without_installed_metadata_or_data(tmp_path):
-    environment = copy_of_the_package(tmp_path)
-    shutil.rmtree(tmp_path / "torchladder" / "bundled")
-    program = (
-        "import torchladder, torchladder.training as t;"
-        "print(torchladder.__version__, torchladder.__file__)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path) in done.stdout

@@ -8,6 +8,10 @@ __version__ = "0.2.0"
 OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
 
 
+class UserError(ValueError):
+    """What the user asked for cannot be done; the message says why, and the way out."""
+
+
 def load_ipython_extension(shell) -> None:
     """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
     from torchclinic.errors import _watch

@@ -10,16 +10,11 @@ import os
 import platform
 import shutil
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
-from torchclinic import OLDEST_TORCH, __version__
-
-
-class BadInput(Exception):
-    """What the user asked for cannot be done; the message says why, and the way out."""
+from torchclinic import OLDEST_TORCH, UserError, __version__
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,12 +25,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
     text = ""
     try:
-        with _bad_input():
-            status = options.run(options) or 0
-            sys.stdout.flush()  # here its errors can be told
+        status = options.run(options) or 0
+        sys.stdout.flush()  # here its errors can be told
     except BrokenPipeError:  # who read it has left, as head does
         status = 141  # what a shell says of a program that SIGPIPE has ended
-    except BadInput as error:
+    except (UserError, OSError) as error:  # an OSError is about files and the machine
         status, text = 2, error
     except KeyboardInterrupt:
         status, text = 130, "interrupted"
@@ -53,69 +47,34 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(status)
 
 
-@contextmanager
-def _bad_input() -> Iterator[None]:
-    """Turn errors that are about the user's input into `BadInput`.
-
-    An OSError is about files and the machine. A ValueError is about the input if a ``raise`` of
-    this package made it: then somebody has written the sentence for the user. Any other is a bug,
-    here or in a library, and its traceback is needed.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        ours = frame.filename.startswith(os.path.dirname(__file__) + os.sep)
-        if isinstance(error, OSError) or (ours and frame.line.startswith("raise ")):
-            raise BadInput(str(error)) from error
-        raise
-
-
 def _parser() -> argparse.ArgumentParser:
-    about = "The device ladder: CPU, one GPU, DataParallel, DDP."
+    about = "What is wrong with this error, checkpoint or machine, and what to do."
     parser = argparse.ArgumentParser("torchclinic", description=about)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    doctor = commands.add_parser("doctor", help="what this machine has, and what is wrong with it")
-    doctor.set_defaults(run=_doctor)
-    add = doctor.add_argument
-    add("--distributed", action="store_true", help="under torchrun: check all hosts together")
-    add("--timeout", type=float, metavar="SECONDS",
-        help="with --distributed: how long a rank may take to answer (60)")  # fmt: skip
-    add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
-        " training program, that must be alike on all hosts")  # fmt: skip
-    add("--json", metavar="FILE", help="with --distributed: rank 0 writes what it found there")
+    def command(name: str, run: Callable, about: str, example: str) -> Callable:
+        """Add a command; what adds an argument to it."""
+        example = f"Example: {example}"
+        new = commands.add_parser(name, help=about, description=run.__doc__, epilog=example)
+        new.set_defaults(run=run)
+        return new.add_argument
 
-    explain = commands.add_parser(
-        "explain", help="what an error means, and what to do", description=_explain.__doc__,
-        epilog="Example: torchrun train.py 2>&1 | tee log.txt; torchclinic explain log.txt",
-    )  # fmt: skip
-    explain.set_defaults(run=_explain)
-    explain.add_argument("what", nargs="?", metavar="FILE|ID", help="a log, - for the standard"
-        " input (the default if it is no terminal), or an entry of the catalogue")  # fmt: skip
+    log = "torchrun train.py 2>&1 | tee log.txt; torchclinic explain log.txt"
+    add = command("explain", _explain, "what an error means, and what to do", log)
+    add("what", nargs="?", metavar="FILE|ID", help="a log, - for the standard input (the default"
+        " if it is no terminal), or an entry of the catalogue")  # fmt: skip
 
-    source = argparse.ArgumentParser(add_help=False)
-    source.add_argument("path", metavar="PATH", help="a file, or a sharded checkpoint's folder")
+    path = {"metavar": "PATH", "help": "a file, or a sharded checkpoint's folder"}
+    found = "torchclinic inspect found.pt"
+    add = command("inspect", _inspect, "what is in a checkpoint, and what to do with it", found)
+    add("path", **path)
+    add("--verify", action="store_true", default=None, help="check the numbers too: reads all."
+        " Exit status 1 if one is NaN or infinite")  # fmt: skip
 
-    inspect = commands.add_parser(
-        "inspect", help="what is in a checkpoint, and what to do with it", parents=[source],
-        description=_inspect.__doc__, epilog="Example: torchclinic inspect found.pt",
-    )  # fmt: skip
-    inspect.set_defaults(run=_inspect)
-    add = inspect.add_argument
-    add("--verify", action="store_true", default=None, help="check the numbers too: reads"
-        " all. Exit status 1 if one is NaN or infinite")  # fmt: skip
-
-    fix = commands.add_parser(
-        "fix", help="turn any checkpoint into a plain state dict", parents=[source],
-        description=_fix.__doc__,
-        epilog="Example: torchclinic fix ddp.pt -o plain.pt --for my_models:Net",
-    )  # fmt: skip
-    fix.set_defaults(run=_fix)
-    add = fix.add_argument
+    ddp = "torchclinic fix ddp.pt -o plain.pt --for my_models:Net"
+    add = command("fix", _fix, "turn any checkpoint into a plain state dict", ddp)
+    add("path", **path)
     add("-o", dest="target", metavar="FILE", required=True,
         help="the file to write; one called .safetensors gets that format")  # fmt: skip
     add("--for", dest="model", metavar="MODULE:MODEL", help="fit the model that this makes: Net"
@@ -123,6 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--partial", action="store_true", help="with --for: write what fits, if not all does")
     add("--key", help="where the weights are, such as model_ema, if in several places")
 
+    hosts = "torchrun ... -m torchclinic doctor --distributed --program train.py"
+    add = command("doctor", _doctor, "what this machine has, and what is wrong with it", hosts)
+    add("--distributed", action="store_true", help="under torchrun: check all hosts together")
+    add("--timeout", type=float, metavar="SECONDS",
+        help="with --distributed: how long a rank may take to answer (60)")  # fmt: skip
+    add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
+        " training program, that must be alike on all hosts")  # fmt: skip
+    add("--json", metavar="FILE", help="with --distributed: rank 0 writes what it found there")
     return parser
 
 
@@ -148,14 +115,14 @@ def _explain(options: argparse.Namespace) -> int:
 def _log(name: str) -> str:
     """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
     if name != "-" and not os.path.exists(name):
-        raise BadInput(_no_such(name))
+        raise UserError(_no_such(name))
     if name != "-" and Path(name).is_char_device():  # /dev/zero never ends
-        raise BadInput(f"{name} is a device: give the file of a log, or - for the standard input.")
+        raise UserError(f"{name} is a device: give the file of a log, or - for the standard input.")
     text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     if not text.strip():
-        raise BadInput("nothing to read there. Errors go to the standard error: add 2>&1.")
+        raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
-        raise BadInput(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
+        raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
     of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
     return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
@@ -168,8 +135,8 @@ def _no_such(name: str) -> str:
         return "give a FILE with a log, pipe one in, or name an entry (see --help)."
     known = list(errors.catalogue())
     near = [entry for entry in known if name in entry]
-    near += [e for e in difflib.get_close_matches(name, known, cutoff=0.5) if e not in near]
-    advice = f"The nearest entries: {', '.join(near[:3])}" if near else "Give the file of a log."
+    near = [*dict.fromkeys(near + difflib.get_close_matches(name, known, cutoff=0.5))][:3]
+    advice = f"The nearest entries: {', '.join(near)}" if near else "Give the file of a log."
     return f"no file and no entry is called {name}. {advice}"
 
 
@@ -195,7 +162,7 @@ def _fix(options: argparse.Namespace) -> None:
     from torchclinic.checkpoints import fix_checkpoint
 
     if options.partial and options.model is None:
-        raise BadInput("--partial goes with --for: it writes what fits that model.")
+        raise UserError("--partial goes with --for: it writes what fits that model.")
     model = None if options.model is None else _model_named(options.model)
     choices = {"key": options.key, "strict": not options.partial}
     report = fix_checkpoint(options.path, options.target, model=model, **choices)
@@ -204,7 +171,7 @@ def _fix(options: argparse.Namespace) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"{options.target} is written, but the report cannot be printed: {error.strerror}"
         ) from error
 
@@ -223,17 +190,17 @@ def _model_named(name: str):
         except RuntimeError:  # it computes with its weights
             model = make()
     except SystemExit:
-        raise BadInput(
+        raise UserError(
             f"--for {name}: importing {module} ran its top-level code, which ended the program. "
             "Put that code under if __name__ == '__main__'."
         ) from None
     except Exception as error:  # of the user's module, in whatever way
-        raise BadInput(
+        raise UserError(
             f"--for {name}: {type(error).__name__}: {error}. Give module:Model, importable from "
             "this folder or PYTHONPATH, that makes the model without arguments."
         ) from error
     if not isinstance(model, torch.nn.Module):
-        raise BadInput(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
+        raise UserError(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
     return model
 
 
@@ -241,13 +208,15 @@ def _model_named(name: str):
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Print versions, devices and every problem found; 1 if there is a problem."""
+    """Say which versions and devices this machine has, and every problem found. Exit status: 1 if
+    there is a problem.
+    """
     for name in ("timeout", "program", "json"):
         value = getattr(options, name)
         if value == "":
-            raise BadInput(f"--{name} is empty.")
+            raise UserError(f"--{name} is empty.")
         if value is not None and not options.distributed:
-            raise BadInput(f"--{name} goes with --distributed, under torchrun.")
+            raise UserError(f"--{name} goes with --distributed, under torchrun.")
     if options.distributed:
         from torchclinic import doctor
 
@@ -257,17 +226,23 @@ def _doctor(options: argparse.Namespace) -> int:
         os._exit(status)  # a thread may hang in a collective, and would keep the process here
 
     import torch
-    import torchvision
 
     from torchclinic.machine import device_table
 
     cuda = torch.version.cuda or torch.version.hip or "none"
     print(f"torchclinic {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(f"torch {torch.__version__} (CUDA {cuda}), torchvision {torchvision.__version__}\n")
+    print(f"torch {torch.__version__} (CUDA {cuda}), torchvision {_version('torchvision')}\n")
     print(device_table(), end="\n\n")
     problems = [f"PROBLEM  {problem}" for problem in find_problems()]
     print(*problems or ["No problem found."], sep="\n")
     return 1 if problems else 0
+
+
+def _version(package: str) -> str:
+    try:  # of one that does not fit this torch, too, and whose import fails therefore
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def find_problems() -> Iterator[str]:

@@ -25,6 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from torchclinic import UserError
 from torchclinic.checkpoints.pickles import InertPickle, storage_id
 from torchclinic.checkpoints.reports import printable, some
 from torchclinic.tables import in_bytes
@@ -48,7 +49,7 @@ FOLDERS = {
 }
 
 
-class CheckpointError(ValueError, RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be read, fixed or loaded: the message says why, and the way out.
 
     A RuntimeError too, as that is what ``load_state_dict`` raises and programs catch.
