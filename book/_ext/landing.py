@@ -1,10 +1,9 @@
 """The landing page's numbers, diff and answer, read from the repository when the site is built.
 
 The roles: ``added`` counts the lines that one program of ``rungs/`` adds to another; ``stored``
-takes what a pattern's brackets match in the stored outputs of a chapter; ``share`` is a result of a
-benchmark in percent; ``count`` counts what the book holds; ``measured-on`` names a benchmark's
-machine. The directive ``changes`` shows a diff of two programs, ``explained`` a log and
-what the error clinic says to it. What is not found fails the build.
+takes what a pattern's brackets match in the stored outputs of a chapter; ``count`` counts what the
+book holds. The directive ``changes`` shows a diff of two programs, ``explained`` a log and what the
+error clinic says to it. What is not found fails the build.
 """
 
 import difflib
@@ -63,18 +62,6 @@ def outputs_of(file):
             yield "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
-def share(root, text):
-    benchmark, what = text.split(" ", 1)
-    file, results = benchmarks(root, benchmark)
-    (ratio,) = (result["ratio"] for result in results["results"] if result["what"] == what)
-    return [file], f"{ratio:.0%}".replace("%", f"{NO_BREAK}%")
-
-
-def benchmarks(root, name):
-    file = root / "benchmarks" / "results.json"
-    return file, json.loads(file.read_text(encoding="utf-8"))[name]
-
-
 def count(root, what):
     chapters = sorted((root / "notebooks").glob("[0-9]*.ipynb"))
     if what == "errors":
@@ -85,13 +72,6 @@ def count(root, what):
         notebooks = [*chapters, *(root / "notebooks").glob("errors_*.ipynb")]
         return notebooks, f"{sum(len(list(outputs_of(file))) for file in notebooks):,}"
     raise ValueError(f"cannot count {what}")
-
-
-def measured_on(root, name):
-    file, results = benchmarks(root, name)
-    facts = results["machine"]
-    gpus = _("no GPU") if facts["GPUs"] == "none" else facts["GPUs"]
-    return [file], ", ".join([facts["CPU"], gpus, f"PyTorch {facts['PyTorch']}", facts["date"]])
 
 
 class Changes(SphinxDirective):
@@ -114,9 +94,9 @@ class Explained(SphinxDirective):
         self.env.note_dependency(CATALOGUE)
         log = "\n".join(self.content)
         error = errors.find(log)[0].error
-        first = errors.first_sentence
         told = _("**Why.** {why}\n\n**What to do.** {fix}")
-        told = told.format(why=first(error.cause), fix=first(error.fix))
+        why, fix = error.in_brief
+        told = told.format(why=why, fix=fix)
         answer = f"[{error.message}]({error.page}.ipynb#{error.id})\n\n{told}"
         answer = LINK.sub(lambda found: moved(found[1]), answer)
         box = nodes.container("", *self.parse_text_to_nodes(answer), classes=["explained"])
@@ -129,8 +109,7 @@ def add_files(app, page, template, context, doctree):
 
 
 def setup(app):
-    roles = {"added": added, "stored": stored, "share": share, "count": count}
-    for name, read in (roles | {"measured-on": measured_on}).items():
+    for name, read in {"added": added, "stored": stored, "count": count}.items():
         app.add_role(name, Told(read))
     app.add_directive("changes", Changes)
     app.add_directive("explained", Explained)

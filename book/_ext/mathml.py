@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.util import logging
-from sphinx.util.math import get_node_equation_number
 
 LOGGER = logging.getLogger(__name__)
 PARTS = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "msubsup": 3}
@@ -49,14 +48,9 @@ def visit_inline(translator, node):
 
 
 def visit_display(translator, node):
-    translator.body.append(translator.starttag(node, "div", CLASS="math-display"))
     # A formula wider than a phone scrolls in its own box, which the keyboard must reach too.
-    formula = to_mathml(node, "block")
-    translator.body.append(f'<div class="math-scroll" tabindex="0">{formula}</div>')
-    if node["number"]:
-        number = get_node_equation_number(translator, node)
-        translator.body.append(f'<span class="eqno">({number})</span>')
-    translator.body.append("</div>")
+    start = translator.starttag(node, "div", CLASS="math-display", TABINDEX="0")
+    translator.body.append(f"{start}{to_mathml(node, 'block')}</div>")
     raise nodes.SkipNode
 
 

@@ -1,7 +1,6 @@
 """The search: what it finds, how it shows it, and that it needs neither mouse nor server."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from test_browser import AXE, THEME, THEMES
 
 # Which section answers which query was written down before any search was tried on them.
 QUERIES = json.loads(Path(__file__).with_name("queries.json").read_text(encoding="utf-8"))
-ALMOST_ALL = len(QUERIES) - 2
+MAY_MISS = 2
 OPENED = "search.html"
 
 pytestmark = pytest.mark.slow
@@ -35,21 +34,14 @@ def ask(page, query):
 
 
 def test_the_page_that_answers_a_query_comes_first(opened):
-    first = {query: ask(opened, query)[:1] for query in QUERIES}
-    right = [
-        query
-        for query, hits in first.items()
-        if hits and page_of(hits[0]) == page_of(QUERIES[query])
-    ]
-    assert len(right) >= ALMOST_ALL, {
-        query: first[query] for query in QUERIES if query not in right
-    }
+    wrong = {}
+    for query, wanted in QUERIES.items():
+        first = ask(opened, query)[:1]
+        if not first or first[0].partition("#")[0] != wanted.partition("#")[0]:
+            wrong[query] = first
+    assert len(wrong) <= MAY_MISS, wrong
     assert opened.errors == []
     assert [url for url in opened.asked if not url.startswith("file:")] == []
-
-
-def page_of(address):
-    return address.partition("#")[0]
 
 
 def test_every_hit_leads_to_a_section_that_is_there(index, pages):
@@ -78,14 +70,6 @@ def test_a_hit_shows_its_sentence_with_the_words_marked(opened):
     assert len(hit.locator(".hit-text").inner_text()) < 300
 
 
-def test_excerpts_hold_nothing_but_the_text_of_a_page(index):
-    texts = [text for *_, sections in index["pages"] for *_, text in sections]
-    assert sum(len(text) for text in texts) > 100_000
-    for text in texts:
-        assert not re.search(r"Download this chapter for Kaggle|Skip to main content", text)
-        assert not re.search(r"<(div|span|td|svg)\b", text), text[:80]
-
-
 def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened):
     assert ask(opened, "zzyzx") == []
     says = ".bd-search-container .search-says"
@@ -97,65 +81,50 @@ def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened)
     assert offered.endswith("book/errors.html#log")
 
 
-def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit(browser, site):
+def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(browser, address):
     page = browser.new_page()
-    page.goto((site / "notebooks/04_tensors_across_devices.html").as_uri())
+    page.goto(f"{address}notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
     page.keyboard.type("set_epoch")
     page.wait_for_selector("#pst-search-dialog .search-hits a")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowUp")
+    for key in ("ArrowDown", "ArrowDown", "ArrowUp", "ArrowUp"):
+        page.keyboard.press(key)
     assert page.evaluate("document.activeElement.name") == "q"
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/{QUERIES['set_epoch']}")
-    page.close()
-
-
-def test_enter_in_the_dialog_gives_all_hits_at_an_address_to_pass_on(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}book/setup.html")
     page.keyboard.press("Control+k")
     page.keyboard.type("state_dict")
     page.keyboard.press("Enter")
-    page.wait_for_url("**/search.html?q=state_dict")
+    page.wait_for_url("**/search.html?q=state_dict")  # an address to pass on
     page.wait_for_selector(".bd-search-container .search-hits a")
     assert page.locator(".bd-search-container .search-hits a").count() > 8
     page.close()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_hits_fit_the_window_and_axe_finds_nothing_serious(browser, address, axe, width):
-    page = browser.new_page(viewport={"width": width, "height": 800}, reduced_motion="reduce")
-    for dialog in (False, True):
-        page.goto(f"{address}book/setup.html" if dialog else f"{address}search.html?q=torch.load")
-        if dialog:
-            page.keyboard.press("Control+k")
-            page.keyboard.type("torch.load")
-        page.wait_for_selector(".search-hits a >> visible=true")
-        page.evaluate(axe)
-        for theme in THEMES:
-            page.emulate_media(color_scheme=theme)
-            assert page.evaluate(THEME, theme) == theme
-            assert page.evaluate(AXE, {}) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+@pytest.mark.parametrize("dialog", [True, False])
+def test_hits_fit_the_window_and_axe_finds_nothing_serious(browser, address, axe, dialog):
+    page = browser.new_page(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
+    page.goto(f"{address}book/setup.html" if dialog else f"{address}search.html?q=torch.load")
+    if dialog:
+        page.keyboard.press("Control+k")
+        page.keyboard.type("torch.load")
+    page.wait_for_selector(".search-hits a >> visible=true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.evaluate(axe)
+    for theme in THEMES:
+        page.emulate_media(color_scheme=theme)
+        assert page.evaluate(THEME, theme) == theme
+        assert page.evaluate(AXE, {}) == []
     page.close()
 
 
 def test_no_page_loads_an_index_before_somebody_searches(site, pages):
     assert not (site / "searchindex.js").exists()
     for name, page in pages.items():
-        scripts = {
-            Path(tag["src"].partition("?")[0]).name for tag in page.find_all("script", src=True)
-        }
-        assert not scripts & {
-            "searchindex.js",
-            "searchtools.js",
-            "language_data.js",
-            "search_index.js",
-        }
+        scripts = {tag["src"].partition("?")[0] for tag in page.find_all("script", src=True)}
+        scripts = {Path(source).name for source in scripts}
+        assert not scripts & {"searchindex.js", "searchtools.js", "search_index.js"}
         assert name == "index.html" or "search.js" in scripts
 
 
