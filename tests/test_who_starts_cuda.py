@@ -1,4 +1,7 @@
-"""`who_starts_cuda`, always in a process of its own: CUDA is started only once in each."""
+"""`who_starts_cuda`, always in a process of its own: CUDA is started only once in each.
+
+In a notebook it names the cell: a cell of the clinic, errors_workers, shows it.
+"""
 
 import os
 import subprocess
@@ -6,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from test_launching_in_notebooks import HANG, run_cell
 
 pytestmark = pytest.mark.slow
 needs_a_cuda_build = pytest.mark.skipif(
@@ -16,10 +18,9 @@ REFUSED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
     "use the 'spawn' start method"
 )
-
 BEGIN = """
 import os, sys, threading, torch
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from torch import nn
 from torchclinic.cuda_start import who_starts_cuda
 
@@ -34,6 +35,11 @@ def in_a_fork(function):
             os._exit(0)
     os.waitpid(process, 0)
 
+def found_by(call):
+    with who_starts_cuda() as found, suppress(Exception):
+        exec(call)
+    return found.before, *([call.name for call in calls] for calls in (found.asked, found.started))
+
 def last_line(calls):
     return calls[-1].line if calls else None
 
@@ -43,246 +49,153 @@ sys.stdout.reconfigure(line_buffering=True)  # or a fork would print the same on
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a program as a file; what it prints."""
+    """Run a program as a file; the lines that it prints."""
 
     def run(program, **environment):
-        (tmp_path / "train.py").write_text(program)
+        (tmp_path / "train.py").write_text(BEGIN + program)
         done = subprocess.run(
-            [sys.executable, "train.py"],
-            cwd=tmp_path,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=HANG,
-        )
+            [sys.executable, "train.py"], cwd=tmp_path, env=os.environ | environment,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout.splitlines()
 
     return run
-
-
-def frame(file, line, name, code):
-    return f'  File "{file}", line {line}, in {name}\n    {code}\n'
 
 
 def test_of_an_import_that_starts_cuda_both_lines_are_named(run, tmp_path):
     eager = "import torch\ntry:\n    ONES = torch.ones(2).cuda()\nexcept Exception:\n    pass\n"
     (tmp_path / "eager.py").write_text(eager)
-    printed = run(
-        "from torchclinic.cuda_start import who_starts_cuda\n"
-        "def build():\n"
-        "    import eager\n"
-        "with who_starts_cuda() as found:\n"
-        "    size = 2\n"
-        "    build()\n"
-        "print(found)\n"
-    )
-    headline, _, rest = printed.partition("\n")
-    assert headline in (
-        "This tried to start CUDA:",
-        "This started CUDA; a process forked later cannot use it:",
-    )
-    program = tmp_path / "train.py"
-    assert rest == (
-        frame(program, 6, "<module>", "build()")
-        + frame(program, 3, "build", "import eager")
-        + frame(tmp_path / "eager.py", 3, "<module>", "ONES = torch.ones(2).cuda()")
-    )
+    headline, *lines = run("""
+def build():
+    import eager
+
+with who_starts_cuda() as found:
+    build()
+print(found)
+""")
+    started = "This started CUDA; a process forked later cannot use it:"
+    assert headline in ("This tried to start CUDA:", started)
+    assert [line.strip() for line in lines[1::2]] == [
+        "build()", "import eager", "ONES = torch.ones(2).cuda()"
+    ]  # fmt: skip
+    assert lines[4] == f'  File "{tmp_path / "eager.py"}", line 3, in <module>'
 
 
-CALLS = [
-    "torch.cuda.init()",
-    "torch.ones(2).cuda()",
-    "torch.ones(2, device='cuda')",
-    "torch.cuda.get_rng_state()",  # torch.cuda.random's copy of `_lazy_init`
-    "torch.cuda.set_per_process_memory_fraction(0.5)",  # and that of torch.cuda.memory
-]
+# The last two have copies of `_lazy_init`: torch.cuda.random's and torch.cuda.memory's.
+STARTS = ["torch.cuda.init()", "torch.ones(2).cuda()", "torch.ones(2, device='cuda')"]
+STARTS += ["torch.cuda.get_rng_state()", "torch.cuda.set_per_process_memory_fraction(0.5)"]
+ASKS = ["torch.cuda.is_available()", "torch.cuda.get_arch_list()"]
 
 
-def test_every_way_to_start_cuda_is_seen(run):
-    printed = run(
-        f"{BEGIN}\n"
-        "def found_by(call):\n"
-        "    with who_starts_cuda() as found, suppress(Exception):\n"
-        "        exec(call)\n"
-        "    return [call.name for call in found.started], found.before\n"
-        f"for call in {CALLS}:\n"
-        "    in_a_fork(lambda: found_by(call))\n"
-    )
-    assert printed.splitlines() == [str((["found_by", "<module>"], False))] * len(CALLS)
+@needs_a_cuda_build
+def test_every_way_to_start_cuda_or_to_ask_for_gpus_is_seen(run):
+    printed = run(f"for call in {STARTS + ASKS}:\n    in_a_fork(lambda: found_by(call)[1:])\n")
+    frames = ["found_by", "<module>"]
+    # On a machine with GPUs, to move a tensor may ask first.
+    assert [eval(line)[1] for line in printed] == [frames] * len(STARTS) + [[]] * len(ASKS)
+    assert [eval(line)[0] for line in printed[len(STARTS) :]] == [frames] * len(ASKS)
 
 
 def test_what_computes_on_the_cpu_starts_nothing_and_spoils_no_fork(run):
-    printed = run(
-        f"{BEGIN}\n"
-        "with who_starts_cuda() as found:\n"
-        "    torch.manual_seed(0)\n"
-        "    model = nn.Linear(2, 2)\n"
-        "    torch.cuda.manual_seed(0)\n"
-        "    model(torch.ones(2))\n"
-        "print(found)\n"
-        "print(found.before, found.asked, found.started)\n"
-        "in_a_fork(torch.cuda._is_in_bad_fork)\n"
-    )
+    printed = run("""
+with who_starts_cuda() as found:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    torch.cuda.manual_seed(0)
+    model(torch.ones(2))
+print(found)
+print(found.before, found.asked, found.started)
+in_a_fork(torch.cuda._is_in_bad_fork)
+""")
     nothing = "As far as PyTorch knows, nothing in the block started CUDA or asked about the GPUs."
-    assert printed.splitlines() == [nothing, "False [] []", "False"]
+    assert printed == [nothing, "False [] []", "False"]
 
 
 @needs_a_cuda_build
-@pytest.mark.parametrize("question", ["torch.cuda.is_available()", "torch.cuda.get_arch_list()"])
-def test_to_ask_for_a_gpu_spoils_forks_and_a_later_block_knows(run, tmp_path, question):
-    printed = run(
-        "import torch\n"
-        "from torchclinic.cuda_start import who_starts_cuda\n"
-        "with who_starts_cuda() as found:\n"
-        f"    {question}\n"
-        "print(found)\n"
-        f"{BEGIN}\n"
-        "print(torch.cuda.is_initialized())\n"
-        "in_a_fork(torch.cuda.init)\n"
-        "with who_starts_cuda() as found:\n"
-        "    pass\n"
-        "print(found)\n"
-    )
-    asked = "This asked CUDA about the GPUs; a process forked later cannot use CUDA:\n"
-    asked += frame(tmp_path / "train.py", 4, "<module>", question)
-    assert printed.startswith(asked)
-    later = f"False\n{REFUSED}\nBefore the block, CUDA had been started or asked about the GPUs: "
-    assert later in printed
+def test_to_ask_for_a_gpu_spoils_forks_a_start_is_told_besides_and_a_later_block_knows(run):
+    printed = run("""
+with who_starts_cuda() as found:
+    torch.cuda.is_available()  # first
+    torch.cuda.is_available()
+print(torch.cuda.is_initialized())
+in_a_fork(torch.cuda.init)
+print(found)
+with who_starts_cuda() as found, suppress(Exception):
+    torch.cuda.is_available()  # first
+    torch.cuda.init()  # then
+print(found)
+""")
+    before = [line for line in printed if line.startswith("Before the block, CUDA had been start")]
+    asked = [line.strip() for line in printed if line.endswith("# first")]
+    assert printed[:2] == ["False", REFUSED]
+    assert printed[2] == "This asked CUDA about the GPUs; a process forked later cannot use CUDA:"
+    assert (len(before), asked) == (1, ["torch.cuda.is_available()  # first"] * 2)
+    assert printed[-1].strip() == "torch.cuda.init()  # then"
 
 
-@needs_a_cuda_build
-def test_a_question_and_the_start_after_it_are_both_told(run):
-    printed = run(
-        f"{BEGIN}\n"
-        "with who_starts_cuda() as found, suppress(Exception):\n"
-        "    torch.cuda.is_available()  # first\n"
-        "    torch.cuda.is_available()\n"
-        "    torch.cuda.init()  # then\n"
-        "print(last_line(found.asked), last_line(found.started), sep='\\n')\n"
-        "print(str(found).index('# first') < str(found).index('# then'))\n"
-    )
-    first, then = "torch.cuda.is_available()  # first", "torch.cuda.init()  # then"
-    assert printed.splitlines() == [first, then, "True"]
+def test_an_exception_passes_from_nested_blocks_and_everything_is_put_back(run):
+    printed = run("""
+def functions():
+    names = ('_cuda_getDeviceCount', '_cuda_getArchFlags')
+    return [torch.cuda._is_in_bad_fork, *(getattr(torch._C, n, None) for n in names)]
 
+def load():
+    with suppress(Exception):
+        torch.cuda.init()
 
-def test_an_exception_passes_and_everything_is_put_back(run):
-    printed = run(
-        f"{BEGIN}\n"
-        "def functions():\n"
-        "    names = ('_cuda_getDeviceCount', '_cuda_getArchFlags')\n"
-        "    return [torch.cuda._is_in_bad_fork, *(getattr(torch._C, n, None) for n in names)]\n"
-        "before = functions()\n"
-        "try:\n"
-        "    with who_starts_cuda() as outer:\n"
-        "        with who_starts_cuda() as inner:\n"
-        "            assert functions() != before\n"
-        "        assert functions() != before\n"
-        "        with suppress(Exception):\n"
-        "            torch.cuda.init()\n"
-        "        raise KeyError('passes')\n"
-        "except KeyError as error:\n"
-        "    print(error)\n"
-        "print(last_line(inner.started), last_line(outer.started), functions() == before)\n"
-        # Blocks of two threads need not end in the order in which they began.
-        "first, second = ExitStack(), ExitStack()\n"
-        "first.enter_context(who_starts_cuda())\n"
-        "second.enter_context(who_starts_cuda())\n"
-        "first.close()\n"
-        "assert functions() != before\n"
-        "second.close()\n"
-        "print(functions() == before)\n"
-    )
-    assert printed.splitlines() == ["'passes'", "None torch.cuda.init() True", "True"]
-
-
-def test_a_start_in_another_thread_is_told_by_that_threads_calls(run):
-    printed = run(
-        f"{BEGIN}\n"
-        "def load():\n"
-        "    with suppress(Exception):\n"
-        "        torch.cuda.init()\n"
-        "with who_starts_cuda() as found:\n"
-        "    thread = threading.Thread(target=load)\n"
-        "    thread.start()\n"
-        "    thread.join()\n"
-        "print([(call.name, call.line) for call in found.started])\n"
-    )
-    assert printed == "[('load', 'torch.cuda.init()')]\n"
+before = functions()
+try:
+    with who_starts_cuda() as outer:
+        with who_starts_cuda() as inner:
+            assert functions() != before
+            thread = threading.Thread(target=load)
+            thread.start()
+            thread.join()
+        raise KeyError('passes')
+except KeyError as error:
+    print(error)
+for found in (inner, outer):
+    print([(call.name, call.line) for call in found.started])
+print(functions() == before)
+""")
+    assert printed == ["'passes'", *["[('load', 'torch.cuda.init()')]"] * 2, "True"]
 
 
 def test_a_build_without_cuda_shows_the_attempt(run):
     """Such a build has neither the functions of CUDA nor the flag, which are taken away here."""
-    printed = run(
-        "import torch\n"
-        "torch._C._has_cuda = False\n"
-        "for name in [name for name in dir(torch._C) if name.startswith('_cuda_')]:\n"
-        "    delattr(torch._C, name)\n"
-        "torch.cuda._is_in_bad_fork = lambda: False\n"
-        f"{BEGIN}\n"
-        "with who_starts_cuda() as found:\n"
-        "    print(torch.cuda.is_available())\n"
-        "    try:\n"
-        "        torch.zeros(2, device='cuda')\n"
-        "    except AssertionError as error:\n"
-        "        print(error)\n"
-        "print(found.before, found.asked, last_line(found.started))\n"
-    )
-    attempt = "False [] torch.zeros(2, device='cuda')"
-    assert printed.splitlines() == ["False", "Torch not compiled with CUDA enabled", attempt]
-
-
-def test_in_a_notebook_the_cell_and_its_line_are_named():
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3")
+    printed = run("""
+torch._C._has_cuda = False
+for name in [name for name in dir(torch._C) if name.startswith('_cuda_')]:
+    delattr(torch._C, name)
+torch.cuda._is_in_bad_fork = lambda: False
+with who_starts_cuda() as found:
+    print(torch.cuda.is_available())
     try:
-        run_cell(client, BEGIN)
-        number, _ = run_cell(
-            client,
-            "def build():\n    return nn.Linear(2, 2).cuda()\n\nprint(len(In) - 1)",
-        )
-        printed, error = run_cell(
-            client,
-            "with suppress(Exception), who_starts_cuda() as found:\n    build()\nprint(found)",
-        )
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    assert error is None
-    defined = int(number)
-    lines = frame(f"Cell In[{defined + 1}]", 2, "<module>", "build()")
-    lines += frame(f"Cell In[{defined}]", 2, "build", "return nn.Linear(2, 2).cuda()")
-    assert printed.partition("\n")[2].startswith(lines)
+        torch.zeros(2, device='cuda')
+    except AssertionError as error:
+        print(error)
+print(found.before, found.asked, last_line(found.started))
+""")
+    attempt = "False [] torch.zeros(2, device='cuda')"
+    assert printed == ["False", "Torch not compiled with CUDA enabled", attempt]
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_line_that_started_cuda_is_named_and_a_fork_after_it_fails(run):
-    printed = run(
-        f"{BEGIN}\n"
-        "in_a_fork(lambda: torch.ones(2, device='cuda').sum().item())\n"
-        "with who_starts_cuda() as found:\n"
-        "    ones = torch.ones(2, device='cuda')\n"
-        "print(found)\n"
-        "in_a_fork(lambda: torch.ones(2, device='cuda'))\n"
-        "with who_starts_cuda() as found:\n"
-        "    pass\n"
-        "print(found.before)\n"
-    )
-    lines = printed.splitlines()
-    assert lines[:2] == ["2.0", "This started CUDA; a process forked later cannot use it:"]
-    assert lines[3:] == ["    ones = torch.ones(2, device='cuda')", REFUSED, "True"]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_a_question_spoils_forks_unless_nvml_answers_it(run):
-    program = (
-        f"{BEGIN}\n"
-        "with who_starts_cuda() as found:\n"
-        "    print(torch.cuda.is_available())\n"
-        "print(bool(found.asked))\n"
-        "in_a_fork(lambda: torch.ones(2, device='cuda').sum().item())\n"
-    )
-    assert run(program, PYTORCH_NVML_BASED_CUDA_CHECK="0").splitlines() == ["True", "True", REFUSED]
-    answered = run(program, PYTORCH_NVML_BASED_CUDA_CHECK="1").splitlines()
-    assert answered == ["True", "False", "2.0"]
+    program = """
+in_a_fork(lambda: torch.ones(2, device='cuda').sum().item())
+with who_starts_cuda() as found:
+    print(torch.cuda.is_available())
+print(bool(found.asked))
+in_a_fork(lambda: torch.ones(2, device='cuda').sum().item())
+with who_starts_cuda() as found:
+    ones = torch.ones(2, device='cuda')
+print(str(found).splitlines()[-1].strip())
+in_a_fork(lambda: torch.ones(2, device='cuda'))
+"""
+    end = ["ones = torch.ones(2, device='cuda')", REFUSED]
+    asked = run(program, PYTORCH_NVML_BASED_CUDA_CHECK="0")
+    assert asked == ["2.0", "True", "True", REFUSED, *end]
+    answered = run(program, PYTORCH_NVML_BASED_CUDA_CHECK="1")  # by NVML
+    assert answered == ["2.0", "True", "False", "2.0", *end]

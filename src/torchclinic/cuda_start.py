@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import FrameType
 
@@ -42,10 +41,6 @@ TRIED = """\
 This tried to start CUDA:
 {calls}"""
 NOTHING = "As far as PyTorch knows, nothing in the block started CUDA or asked about the GPUs."
-
-_watching: list[tuple[CudaStart, FrameType | None]] = []  # one for each block that is running
-_originals: list[tuple[object, str, Callable]] = []  # to be put back when the last block is left
-_lock = threading.Lock()
 
 
 class CudaStart:
@@ -118,39 +113,29 @@ def who_starts_cuda() -> Iterator[CudaStart]:
     >>> [call.line for call in found.started]
     ['model = weights()', 'return torch.zeros(3, device="cuda")']
     """
-    before = torch.cuda.is_initialized() or _forks_are_spoiled()
-    found = CudaStart(before)
-    watch = (found, caller(sys._getframe(1)))
-    try:
-        with _lock:
-            _watching.append(watch)
-            if not _originals:
-                _watch_calls()
-        yield found
-    finally:
-        with _lock:
-            _watching[:] = [other for other in _watching if other is not watch]
-            while _originals and not _watching:
-                setattr(*_originals.pop())
-        found._initialized = torch.cuda.is_initialized()
+    found = CudaStart(before=torch.cuda.is_initialized() or _forks_are_spoiled())
+    block = caller(sys._getframe(1))
+    with ExitStack() as originals:
+        for owner, name, kind in _SPOIL_FORKS:
+            if function := getattr(owner, name, None):  # a build without CUDA has only the first
+                setattr(owner, name, _noting(function, kind, found, block))
+                originals.callback(setattr, owner, name, function)
+        try:
+            yield found
+        finally:
+            found._initialized = torch.cuda.is_initialized()
 
 
-def _watch_calls() -> None:
-    for owner, name, kind in _SPOIL_FORKS:
-        if hasattr(owner, name):  # a build without CUDA has only the first
-            _originals.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, _noting(getattr(owner, name), kind))
-
-
-def _noting(function: Callable, kind: str) -> Callable:
+def _noting(function: Callable, kind: str, found: CudaStart, block: FrameType | None) -> Callable:
     @wraps(function)
     def noted(*args, **kwargs):
         call = sys._getframe(1)
+        while call.f_code is noted.__code__:  # of a block inside this one
+            call = call.f_back
         # `manual_seed` and others ask `_is_in_bad_fork` too, and start nothing.
-        if kind == "asked" or call.f_code.co_name == "_lazy_init":
-            for found, block in list(_watching):
-                if not found.started and not getattr(found, kind):
-                    setattr(found, kind, calls_down_to(call, block))
+        starts = kind == "asked" or call.f_code.co_name == "_lazy_init"
+        if starts and not found.started and not getattr(found, kind):
+            setattr(found, kind, calls_down_to(call, block))
         return function(*args, **kwargs)
 
     return noted

@@ -7,7 +7,6 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,55 +31,22 @@ def why_no_cuda() -> str:
 # --- the device table ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Device:
-    """What one device is and can do; memory in bytes, `None` where the system does not say."""
-
-    device: torch.device
-    name: str
-    memory_total: int | None
-    memory_free: int | None
-    capability: str | None
-    bf16: str
-    peers: tuple[torch.device, ...] = ()
-
-
-class DeviceTable(list[Device]):
-    """A list of `Device` that prints as a table."""
-
-    def _table(self) -> Table:
-        columns = {
-            "device": [d.device for d in self],
-            "name": [d.name for d in self],
-            "memory": [in_bytes(d.memory_total) for d in self],
-            "free": [in_bytes(d.memory_free) for d in self],
-            "capability": [d.capability or "–" for d in self],
-            "bf16": [d.bf16 for d in self],
-        }
-        if any(d.peers for d in self):
-            columns["reaches directly"] = [", ".join(map(str, d.peers)) or "–" for d in self]
-        return Table(list(columns), zip(*columns.values(), strict=True))
-
-    def __repr__(self) -> str:
-        return repr(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
-
-
-def device_table() -> DeviceTable:
+def device_table() -> Table:
     """Every device of this machine, the CPU first.
 
     Asking a GPU for its free memory starts CUDA on it, which takes a few hundred MB there.
     ``bf16`` is *native* where the hardware computes in bfloat16, *emulated* where PyTorch only
-    converts back and forth (slower than float16: a T4, for example), else *no*.
+    converts back and forth (slower than float16: a T4, for example), else *no*. Which GPUs each
+    *reaches directly* is told where some do.
     """
-    table = DeviceTable([_cpu()])
+    header = ["device", "name", "memory", "free", "capability", "bf16", "reaches directly"]
+    rows = [_cpu()]
     if torch.cuda.is_available():
-        table += [_cuda(i) for i in range(torch.cuda.device_count())]
+        rows += [_cuda(i) for i in range(torch.cuda.device_count())]
     elif torch.backends.mps.is_available():
-        table.append(_mps())
-    return table
+        rows.append(_mps())
+    told = 7 if any(row[6] for row in rows) else 6
+    return Table(header[:told], [[cell or "–" for cell in row[:told]] for row in rows])
 
 
 def cpu_name() -> str:
@@ -130,29 +96,28 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
                     yield limit, limit - used + max(map(int, cached))
 
 
-def _cpu() -> Device:
+def _cpu() -> list[str]:
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    memory = map(in_bytes, cpu_memory())
     name = f"{cpu_name()} ({os.cpu_count()} cores)"
-    bf16 = "native" if native else "emulated"
-    return Device(torch.device("cpu"), name, *cpu_memory(), None, bf16)
+    return ["cpu", name, *memory, "", "native" if native else "emulated", ""]
 
 
-def _cuda(i: int) -> Device:
+def _cuda(i: int) -> list[str]:
     properties = torch.cuda.get_device_properties(i)
-    capability = f"{properties.major}.{properties.minor}"
     free, total = torch.cuda.mem_get_info(i)
     with torch.cuda.device(i):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         emulated = torch.cuda.is_bf16_supported()
     bf16 = "native" if native else "emulated" if emulated else "no"
     others = [j for j in range(torch.cuda.device_count()) if j != i]
-    peers = [torch.device("cuda", j) for j in others if torch.cuda.can_device_access_peer(i, j)]
-    device = torch.device("cuda", i)
-    return Device(device, properties.name, total, free, capability, bf16, tuple(peers))
+    peers = [f"cuda:{j}" for j in others if torch.cuda.can_device_access_peer(i, j)]
+    row = [f"cuda:{i}", properties.name, in_bytes(total), in_bytes(free)]
+    return [*row, f"{properties.major}.{properties.minor}", bf16, ", ".join(peers)]
 
 
-def _mps() -> Device:
+def _mps() -> list[str]:
     total = torch.mps.recommended_max_memory()
     free = total - torch.mps.driver_allocated_memory()
     bf16 = "native" if torch.backends.mps.is_macos_or_newer(14, 0) else "no"
-    return Device(torch.device("mps"), "Apple GPU", total, free, None, bf16)
+    return ["mps", "Apple GPU", in_bytes(total), in_bytes(free), "", bf16, ""]

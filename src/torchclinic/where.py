@@ -44,31 +44,29 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             label = f"{path}.{key} (plain attribute)".removeprefix(".")
-            for name, tensor in _nested(label, value):
-                if id(tensor) not in known:
-                    yield name, tensor
+            yield from (pair for pair in _nested(label, value) if id(pair[1]) not in known)
 
 
 def _nested(name: str, value: object, around: tuple = ()) -> Iterator[tuple[str, Tensor]]:
     """The tensors in `value`; `around` are the containers that it is in, which it may hold."""
     if isinstance(value, Tensor):
         yield name, value
-    elif any(value is container for container in around):
-        return
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _nested(f"{name}[{key!r}]", item, (*around, value))
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _nested(f"{name}[{i}]", item, (*around, value))
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _nested(
-                f"{name}.{field.name}", getattr(value, field.name, None), (*around, value)
-            )
-    elif isinstance(value, nn.Module):  # in a plain list, say, where `to` does not look
-        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
-            yield f"{name}.{key}", tensor
+    elif not any(value is container for container in around):
+        for step, item in _items(value):
+            yield from _nested(name + step, item, (*around, value))
+
+
+def _items(value: object) -> list[tuple[str, object]]:
+    """What a container holds, and how to get there."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, nn.Module):  # in a plain list, say, where `to` does not look
+        return [(f".{key}", t) for key, t in [*value.named_parameters(), *value.named_buffers()]]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in fields(value)]
+    return []
 
 
 class Placement:
@@ -84,27 +82,23 @@ class Placement:
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]], counters: Iterable[int] = ()) -> None:
         names: dict[torch.device, list[str]] = {}
-        size: Counter[torch.device] = Counter()
-        counters, self._counters = set(counters), []
+        self._bytes, self._counters = Counter(), []
         for name, tensor in tensors:
             names.setdefault(tensor.device, []).append(name)
-            parts = [tensor]
-            if tensor.layout is torch.sparse_coo:
-                parts = [tensor._indices(), tensor._values()]
-            size[tensor.device] += sum(part.nbytes for part in parts)
+            sparse = tensor.layout is torch.sparse_coo
+            parts = [tensor._indices(), tensor._values()] if sparse else [tensor]
+            self._bytes[tensor.device] += sum(part.nbytes for part in parts)
             if id(tensor) in counters:
                 self._counters.append(name)
-        self._bytes = size
-        self.devices = {device: names[device] for device, _ in size.most_common()}
-        others = list(self.devices)[1:]
-        odd = {name: device for device in others for name in self.devices[device]}
-        self.odd = {name: device for name, device in odd.items() if name not in self._counters}
+        self.devices = {device: names[device] for device, _ in self._bytes.most_common()}
+        others = [(d, name) for d in list(self.devices)[1:] for name in self.devices[d]]
+        self.odd = {name: device for device, name in others if name not in self._counters}
 
     def __repr__(self) -> str:
         if not self.devices:
             return "no tensors found"
-        first, *others = self.devices
-        if not others:
+        first = next(iter(self.devices))
+        if len(self.devices) == 1:
             count = len(self.devices[first])
             return f"all {count} tensors on {first} ({in_bytes(self._bytes[first])})"
         lines = [
@@ -112,9 +106,8 @@ class Placement:
             for device, names in self.devices.items()
         ]
         if self._counters:
-            lines.append(
-                f"the optimizer's step counters, which belong on cpu: {len(self._counters)}"
-            )
+            counters = "the optimizer's step counters, which belong on cpu"
+            lines.append(f"{counters}: {len(self._counters)}")
         if self.odd:
             lines.append(f"not on {first}:")
         lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
@@ -141,8 +134,8 @@ def where_is(*things: object) -> Placement:
       1.bias is on meta
     """
     optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
-    counters = [id(step) for optimizer in optimizers for step in _cpu_counters(optimizer)]
-    return Placement(named_tensors(*things), counters=counters)
+    counters = {id(step) for optimizer in optimizers for step in _cpu_counters(optimizer)}
+    return Placement(named_tensors(*things), counters)
 
 
 def _cpu_counters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
