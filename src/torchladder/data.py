@@ -344,7 +344,9 @@ def _dataset(data: ImageData | Sequence[Dataset], split: str) -> Dataset:
         raise ValueError(
             f"data is a {type(data).__name__}: give an ImageData or a pair (train_set, test_set)."
         )
-    dataset = data[("train", "test").index(split)]
+    if split not in ("train", "test"):
+        raise ValueError(f"No split {split!r}: there are 'train' and 'test'.")
+    dataset = data[split == "test"]
     if isinstance(dataset, IterableDataset):
         raise ValueError(
             f"The {split} set is an IterableDataset, which cannot be dealt out to batches and "
