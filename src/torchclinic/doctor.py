@@ -1,8 +1,8 @@
 """Are these hosts fit for a long run? ``torchclinic doctor --distributed``, under torchrun.
 
 Each rank writes what it is into torchrun's store, the one place that all reach before there is a
-process group. Rank 0 gives two orders there, *join* and *measure*, and each rank writes what came
-of them. So a rank that is silent is known by name. A collective cannot tell: in it, all ranks wait.
+process group. There rank 0 orders them to join and to measure, and each rank writes what came of
+it. So a rank that is silent is known by name. A collective cannot tell: in it, all ranks wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from itertools import combinations, count
+from functools import partial
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -27,15 +28,17 @@ from threading import Thread
 import torch
 import torch.distributed as dist
 
-from torchclinic import __version__
+from torchclinic import UserError, __version__
 from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
 from torchclinic.tables import Table, in_bytes
 from torchclinic.writing import atomic_file
 
 SIZES = [1000 * 4**i for i in range(1, 9)]  # bytes of an all-reduce: 4 kB to 66 MB
-BUDGET = 5.0  # seconds for all sizes; those that would take longer are left out
+ENOUGH = 0.2  # seconds; an all-reduce that takes longer is the last
 RUNS = 5  # of each size; one more before them is not counted
 GRACE = 5.0  # seconds for answers that are on their way
+MEASURING = 30.0  # seconds that measuring may take, besides
+JOIN, MEASURE = "join the process group", "send and receive"  # what a rank is doing
 # What a rank says that cannot reach another, which may be the fault of either.
 EFFECT = re.compile(PEER_IS_GONE.pattern + "|connectFullMesh|[Tt]ime(d |-)?out")
 # If hosts differ in one of these, it is a problem, and this is what to do.
@@ -47,7 +50,7 @@ MUST_AGREE = {
     "NCCL": "install the same build of torch on every host",
     "program": "copy the same files to every host",
 }
-# Else it is a warning.
+# Else it is a warning, unless one has none.
 SHOULD_AGREE = {
     "Python": "that often goes well",
     "driver": "that often goes well",
@@ -69,16 +72,16 @@ def run(timeout: float, program: str | None = None, json_file: str | None = None
 
     Raises
     ------
-    ValueError
+    UserError
         If no launcher has told this process its rank, or `timeout` is not above 0.
     """
     if missing := [name for name in GROUP if name not in os.environ]:
-        raise ValueError(
+        raise UserError(
             f"{', '.join(missing)} not set. Start it as you start a training, by torchrun: "
             "torchrun --nproc-per-node=2 -m torchclinic doctor --distributed"
         )
     if not timeout > 0:
-        raise ValueError(f"--timeout {timeout:g}: give more than 0 seconds.")
+        raise UserError(f"--timeout {timeout:g}: give more than 0 seconds.")
     rank = int(os.environ["RANK"])
     # Before PyTorch 2.12, gloo announces its connections on the stdout of every rank.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
@@ -138,7 +141,7 @@ def facts_of_rank(program: str | None = None) -> dict:
     return {
         "rank": rank, "local_rank": local_rank, "local_size": local_size, "WORLD_SIZE": world,
         "host": socket.gethostname(), "node": os.environ.get("GROUP_RANK", address),
-        "interface": interface, "address": address, "link": link_speed(interface),
+        "interface": interface, "address": address,
         "interfaces": [name for _, name in socket.if_nameindex()],
         "gpus": gpus, "GPU": gpu and gpu.name, "uuid": gpu and str(gpu.uuid),
         "driver": driver and driver[0], "torch": torch.__version__,
@@ -174,20 +177,6 @@ def interface_used(backend: str) -> tuple[str | None, str | None]:
             return None, None
     names = [name for name, own in addresses.items() if own == address]
     return (names or ["lo" if address.startswith("127.") else None])[0], address
-
-
-def link_speed(interface: str | None) -> float | None:
-    """Bytes a second that the interface's link is made for; `None` where there is no such number.
-
-    A veth pair claims 10 Gbit/s, which stand for nothing. It has neither a device nor, as bonds and
-    VLANs do, another interface below it.
-    """
-    folder = Path("/sys/class/net") / (interface or "-")
-    with suppress(OSError, ValueError):
-        megabits = int((folder / "speed").read_text())
-        if megabits > 0 and any([*folder.glob("device"), *folder.glob("lower_*")]):
-            return megabits * 1e6 / 8
-    return None
 
 
 def hash_of(program: str) -> str:
@@ -235,11 +224,6 @@ def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
         hosts: dict[str | None, dict[str, None]] = {}
         for f in facts:
             hosts.setdefault(f[key], {})[names[f["rank"]]] = None
-        if key == "GPU" and None in hosts and len(hosts) > 1:
-            problems.append(
-                f"no GPU that PyTorch sees on {_and(hosts.pop(None))}, but on the others: run "
-                "torchclinic doctor there to see why."
-            )
         # Another torch has another CUDA and NCCL, of course.
         if len(hosts) == 1 or (key in ("CUDA", "NCCL") and "torch" in differing):
             continue
@@ -251,8 +235,10 @@ def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
                 verb = "have" if len(where) > 1 else "has"
                 has.append(f"{_and(where)} {verb} {f'{key} {value}' if value else f'no {key}'}")
         rest = "the others" if len(hosts[common]) > 1 else _and(hosts[common])
-        sentences = problems if key in MUST_AGREE else warnings
-        sentences.append(f"{', '.join(has)}, {rest} {common}: {advice}.")
+        lacking = key in SHOULD_AGREE and None in hosts
+        advice = "run torchclinic doctor there to see why" if lacking else advice
+        sentences = problems if key in MUST_AGREE or lacking else warnings
+        sentences.append(f"{', '.join(has)}, {rest} {common or 'none'}: {advice}.")
     for uuid, number in Counter(f["uuid"] for f in facts if f["uuid"]).items():
         if number > 1:
             ranks = [f["rank"] for f in facts if f["uuid"] == uuid]
@@ -278,7 +264,7 @@ def missing_ranks(store: dist.Store, key: str, ranks: Iterable[int], seconds: fl
 
 
 def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]:
-    """What rank 0 does: see who is there, give the orders, print. Returns the problems."""
+    """What rank 0 does: see who is there, give the order, print. Returns the problems."""
     world = int(os.environ["WORLD_SIZE"])
     silent = missing_ranks(store, "facts", range(world), timeout)
     facts = [json.loads(store.get(f"facts/{r}")) for r in range(world) if r not in silent]
@@ -290,26 +276,27 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
         f"started and reaches {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}."
         for r in silent
     ]
-    times, speeds, orders = {}, {}, 0
+    order, times, speeds = None, {}, {}
     if not silent and world > 1:
         alone = all(f["gpus"] >= f["local_size"] for f in facts)
         alone &= len({f["uuid"] for f in facts}) == world
-        order = {"do": "join", "backend": "nccl" if alone else "gloo", "seconds": timeout}
-        answers, failures = _ask(store, 0, order, facts)
-        if not failures:
-            order |= {"do": "measure", "rounds": rounds(names), "seconds": timeout + 30}
-            answers, failures = _ask(store, 1, order, facts)
+        order = {"backend": "nccl" if alone else "gloo", "pairs": pairs_to_measure(names)}
+    store.set("order/0", json.dumps(order))
+    if order:
+        _perform(store, 0, order, timeout)
+        silent = missing_ranks(store, "answer", range(world), GRACE)
+        spoke = [r for r in range(world) if r not in silent]
+        answers = {r: json.loads(store.get(f"answer/{r}")) for r in spoke}
+        failures = blame(order["backend"], answers, facts)
+        problems += failures
         if not failures:
             times = {int(size): seconds for size, seconds in answers[0]["times"].items()}
             speeds = {(a, b): v for r in answers for a, b, v in answers[r]["speeds"]}
-            print(*report(times, speeds, facts), sep="\n", end="\n\n")
+            print(*report(times, speeds, names), sep="\n", end="\n\n")
             warnings += slow_pairs(speeds, names)
-        problems += failures
-        silent = {*range(world)} - answers.keys()
-        orders = 1 + (order["do"] == "measure")
-    last = verdict(facts, problems, warnings, times, speeds)
+    last = verdict(names, problems, warnings, times)
     print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
-    store.set(f"order/{orders}", json.dumps({"do": "end", "problems": problems}))
+    store.set("end/0", json.dumps(problems))
     missing_ranks(store, "bye", {*range(1, world)} - {*silent}, GRACE)  # then the store may go
     if json_file:
         found = {"verdict": last, "facts": facts, "problems": problems, "warnings": warnings}
@@ -321,89 +308,69 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
 
 
 def _follow(store: dist.Store, rank: int, timeout: float) -> list[str]:
-    """What the other ranks do: carry out rank 0's orders, the last of which tells the problems."""
-    patience = 2 * timeout + GRACE  # rank 0 may come as late as any, and then wait for others
-    for i in count():
-        if missing_ranks(store, "order", [i], patience):
+    """What the other ranks do: carry out rank 0's order, if there is one, and hear the problems."""
+    told = []
+    # Rank 0 may come as late as any, and then wait for others.
+    for key, patience in [("order", 2 * timeout + GRACE), ("end", timeout + 2 * GRACE)]:
+        if missing_ranks(store, key, [0], patience):
             raise ConnectionError(f"rank 0 said nothing for {patience:g} s")
-        order = json.loads(store.get(f"order/{i}"))
-        if order["do"] == "end":
-            store.set(f"bye/{rank}", "")
-            return order["problems"]
-        _perform(store, i, rank, order)
-        patience = order["seconds"] + timeout + GRACE
+        told.append(json.loads(store.get(f"{key}/0")))
+        if key == "order" and told[0]:
+            _perform(store, rank, told[0], timeout)
+    store.set(f"bye/{rank}", "")
+    return told[1]
 
 
-def _ask(
-    store: dist.Store, i: int, order: dict, facts: list[dict]
-) -> tuple[dict[int, dict], list[str]]:
-    """Give the `i`-th order and carry it out here too; the answers by rank, and what failed."""
-    end = time.monotonic() + order["seconds"] + GRACE
-    store.set(f"order/{i}", json.dumps(order))
-    _perform(store, i, 0, order)
-    if store.check([f"failed/{i}"]):  # on which the others stop as well
-        end = time.monotonic() + GRACE
-    silent = missing_ranks(store, f"answer/{i}", range(len(facts)), end - time.monotonic())
-    spoke = [r for r in range(len(facts)) if r not in silent]
-    answers = {r: json.loads(store.get(f"answer/{i}/{r}")) for r in spoke}
-    return answers, blame(order, answers, facts)
-
-
-def _perform(store: dist.Store, i: int, rank: int, order: dict) -> None:
-    """Carry out an order in a thread, for it may hang, and write what came of it."""
-    answer: dict = {}
+def _perform(store: dist.Store, rank: int, order: dict, timeout: float) -> None:
+    """Carry out the order in a thread, for it may hang, and write what came of it."""
+    answer: dict = {"doing": JOIN}
 
     def work() -> None:
         try:
-            answer.update(join(order) if order["do"] == "join" else measure_links(order))
+            join(order)
+            answer["doing"] = MEASURE
+            answer.update(measure_links(order))
         except Exception as error:
             answer["error"] = _short(error)
 
     thread = Thread(target=work, daemon=True)
     thread.start()
-    end = time.monotonic() + order["seconds"]
+    end = {JOIN: time.monotonic() + timeout, MEASURE: time.monotonic() + timeout + MEASURING}
     # Another rank's failure ends this too: there is nothing left to wait for.
-    while thread.is_alive() and time.monotonic() < end and not store.check([f"failed/{i}"]):
+    while thread.is_alive() and time.monotonic() < end[answer["doing"]]:
+        if store.check(["failed"]):
+            break
         thread.join(0.5)
-    answer = {"late": True} if thread.is_alive() else answer
-    store.set(f"answer/{i}/{rank}", json.dumps(answer))
+    if thread.is_alive():
+        answer = {"doing": answer["doing"], "error": "time-out, though all reach the store"}
+    store.set(f"answer/{rank}", json.dumps(answer))
     if "error" in answer:
-        store.set(f"failed/{i}", "")
+        store.set("failed", "")
 
 
-def blame(order: Mapping, answers: Mapping[int, Mapping], facts: list[dict]) -> list[str]:
+def blame(backend: str, answers: Mapping[int, Mapping], facts: list[dict]) -> list[str]:
     """A sentence for each rank that is the cause; the others have only noticed."""
-    names, backend = host_names(facts), order["backend"]
-    what = {"join": "join the process group", "measure": "send and receive"}[order["do"]]
-    variable = f"{backend.upper()}_SOCKET_IFNAME"
-    check = f"Check {variable}, and that the firewall opens all ports between the hosts."
-    local = [names[f["rank"]] for f in facts if (f["address"] or "").startswith("127.")]
-    if local and len(set(names.values())) > 1:
-        check += (
-            f" A loopback address is of no use to another host: on {_and(dict.fromkeys(local))} "
-            f"set {variable} to the interface that leads to the others."
-        )
+    names = host_names(facts)
     errors = {r: answer["error"] for r, answer in answers.items() if "error" in answer}
     own = {r: error for r, error in errors.items() if not EFFECT.search(error)}
     silent = [] if own else [r for r in names if r not in answers]
     if silent:
         return [
-            f"rank {r} on {names[r]} registered, then did not answer when it was told to {what}: "
-            "it hangs or has ended. See what it printed, and how its host is."
+            f"rank {r} on {names[r]} registered, then did not answer: it hangs or has ended. See "
+            "what it printed, and how its host is."
             for r in silent
         ]
-    late = [r for r, answer in answers.items() if "late" in answer]
-    if late and not errors:
-        used = [f"{f['address']} of {names[f['rank']]}" for f in facts]
-        ranks = f"rank{'s' * (len(late) > 1)} {_and(late)}"
-        return [
-            f"{ranks} could not {what} ({backend}) within {order['seconds']:g} s, though all ranks "
-            "reach the store. They use other addresses among themselves: "
-            f"{_and(dict.fromkeys(used))}. {check}"
-        ]
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    check = f"Check {variable}, and that the firewall opens all ports between the hosts."
+    local = {names[f["rank"]]: 0 for f in facts if (f["address"] or "").startswith("127.")}
+    if local and len(set(names.values())) > 1:
+        check += (
+            f" A loopback address is of no use to another host: on {_and(local)} set {variable} to "
+            "the interface that leads to the others."
+        )
     return [
-        f"rank {r} on {names[r]} could not {what} ({backend}): {error}. Interface tried: "
-        f"{facts[r]['interface']} ({facts[r]['address'] or 'no address'}); that host has "
+        f"rank {r} on {names[r]} could not {answers[r]['doing']} ({backend}): {error}. Interface "
+        f"tried: {facts[r]['interface']} ({facts[r]['address'] or 'no address'}); that host has "
         f"{_and(facts[r]['interfaces'])}. {check}"
         for r, error in (own or errors).items()
     ]
@@ -412,7 +379,7 @@ def blame(order: Mapping, answers: Mapping[int, Mapping], facts: list[dict]) -> 
 # --- what they are asked to do ------------------------------------------------------------------
 
 
-def join(order: Mapping) -> dict:
+def join(order: Mapping) -> None:
     """Join the process group and do the first all-reduce; an error if its sum is wrong."""
     join_group(order["backend"])
     world = dist.get_world_size()
@@ -420,32 +387,28 @@ def join(order: Mapping) -> dict:
     dist.all_reduce(total)
     if total.item() != world * (world + 1) / 2:
         raise ArithmeticError(f"an all-reduce of 1 to {world} gave {total.item()}")
-    return {}
 
 
 def measure_links(order: Mapping) -> dict:
     """Time all-reduces of growing size, then the pairs; every rank calls it."""
     device = _device(order)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # which holds for a thread, and this is another one
     times = all_reduce_times(device)
     # Not a small message: it may fit into some buffer, and what is measured is then no link.
     size = max([256_000, *[size for size, t in times.items() if t < 0.05]])
-    speeds = pair_speeds(order["rounds"], size, device)
+    speeds = pair_speeds(order["pairs"], size, device)
     return {"times": times, "speeds": [[*pair, speed] for pair, speed in speeds.items()]}
 
 
 def all_reduce_times(device: torch.device) -> dict[int, float]:
     """Median seconds of an all-reduce by its bytes; the same on all ranks."""
-    times, left = {}, BUDGET
+    times = {}
     for size in SIZES:
         tensor = torch.zeros(size // 4, device=device)
         seconds = [timed(lambda t=tensor: dist.all_reduce(t), device) for _ in range(1 + RUNS)]
         slowest = torch.tensor(median(seconds[1:]), dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         times[size] = slowest.item()
-        left -= len(seconds) * times[size]
-        if 4 * len(seconds) * times[size] > left:  # the next is four times as large
+        if times[size] > ENOUGH:  # the next would take four times as long
             break
     return times
 
@@ -459,7 +422,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
+def bus_bandwidth(size: float, seconds: float, world_size: int) -> float:
     """Bytes a second over each rank's link in an all-reduce of `size` bytes.
 
     As nccl-tests defines it, so that it can be held against the link's own speed, however many
@@ -467,116 +430,81 @@ def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
 
     Examples
     --------
-    >>> bus_bandwidth(1e9, 2.0, ranks=4)
+    >>> bus_bandwidth(1e9, 2.0, world_size=4)
     750000000.0
     """
-    return size / seconds * 2 * (ranks - 1) / ranks
+    return size / seconds * 2 * (world_size - 1) / world_size
 
 
-def rounds(names: Mapping[int, str]) -> list[list[tuple[int, int]]]:
-    """The pairs of ranks to measure, in rounds of those that go at one time.
-
-    One pair at a time if the ranks are few. Else the first ranks of the hosts, as many pairs at a
-    time as there can be, or the measurement would take too long.
+def pairs_to_measure(names: Mapping[int, str]) -> list[tuple[int, int]]:
+    """The first ranks of the hosts, or all ranks of one host: each with each, or many in a ring.
 
     Examples
     --------
-    >>> rounds({0: "a", 1: "a", 2: "b"})
-    [[(0, 1)], [(0, 2)], [(1, 2)]]
+    >>> pairs_to_measure({0: "a", 1: "a", 2: "b", 3: "c"})
+    [(0, 2), (0, 3), (2, 3)]
     """
     first = {host: rank for rank, host in reversed(names.items())}
-    ranks = sorted(names if len(names) <= 8 or len(first) == 1 else first.values())
-    if len(ranks) <= 8:
-        return [[pair] for pair in combinations(ranks, 2)]
-    # i and j meet in round (i + j) % n, in which each has no other partner.
-    turns = [[] for _ in ranks]
-    for (i, a), (j, b) in combinations(enumerate(ranks), 2):
-        turns[(i + j) % len(ranks)].append((a, b))
-    return turns
+    ranks = sorted(first.values() if len(first) > 1 else names)
+    return [*combinations(ranks, 2)] if len(ranks) <= 8 else [*pairwise([*ranks, ranks[0]])]
 
 
 def pair_speeds(
-    turns: list[list[tuple[int, int]]], size: int, device: torch.device
+    pairs: list[tuple[int, int]], size: int, device: torch.device
 ) -> dict[tuple[int, int], float]:
     """Bytes a second of a message to and fro, for the pairs in which this rank is the first."""
-    rank, tensor = dist.get_rank(), torch.zeros(size // 4, device=device)
-    speeds = {}
-    for pairs in turns:
-        dist.barrier()
-        for pair in pairs:
-            if rank not in pair:
-                continue
-            peer = sum(pair) - rank
-            both = [dist.send, dist.recv] if rank == pair[0] else [dist.recv, dist.send]
-            seconds = [
-                timed(lambda p=peer, both=both: [f(tensor, p) for f in both], device)
-                for _ in range(2 + RUNS)
-            ]
-            if rank == pair[0]:
-                speeds[tuple(pair)] = 2 * tensor.nbytes / median(seconds[2:])
+    rank, tensor, speeds = dist.get_rank(), torch.zeros(size // 4, device=device), {}
+    for first, second in pairs:
+        dist.barrier()  # one pair at a time
+        if rank not in (first, second):
+            continue
+        peer = first + second - rank
+        both = [dist.send, dist.recv] if rank == first else [dist.recv, dist.send]
+        work = [partial(function, tensor, peer) for function in both]
+        seconds = [timed(lambda w=work: [f() for f in w], device) for _ in range(2 + RUNS)]
+        if rank == first:
+            speeds[first, second] = 2 * tensor.nbytes / median(seconds[2:])
     return speeds
 
 
 # --- what comes of it ---------------------------------------------------------------------------
 
 
-def report(times: Mapping, speeds: Mapping, facts: list[dict]) -> list[object]:
-    """A table of the all-reduces and a line for each kind of pair."""
+def report(times: Mapping, speeds: Mapping, names: Mapping[int, str]) -> list[object]:
+    """A table of the all-reduces, and a line for the pairs."""
     rows = [
-        [in_bytes(size), f"{t * 1e3:.3g} ms", _speed(bus_bandwidth(size, t, len(facts)))]
+        [in_bytes(size), f"{t * 1e3:.3g} ms", _speed(bus_bandwidth(size, t, len(names)))]
         for size, t in times.items()
     ]
-    lines = [Table(["all-reduce", "time", "bus bandwidth"], rows)]
-    names = host_names(facts)
-    for kind, pairs in _by_kind(speeds, names).items():
-        slow, middle = min(pairs, key=pairs.get), median(pairs.values())
-        line = f"{len(pairs)} pairs of ranks {kind}: median {_speed(middle)}, slowest "
-        line += (
-            f"{_pair(slow, names)} {_speed(pairs[slow])}, {middle / pairs[slow]:.1f} times slower"
-        )
-        lines.append(line if len(pairs) > 1 else f"{_pair(slow, names)}: {_speed(middle)}")
-        link = min((f["link"] for f in facts if f["link"]), default=None)
-        if link and kind == "between hosts":
-            share = max(pairs.values()) / link
-            lines.append(f"the link is made for {_speed(link)}; the best pair reached {share:.0%}")
-    return lines
+    slow, middle = min(speeds, key=speeds.get), median(speeds.values())
+    line = f"{_pair(slow, names)}: {_speed(speeds[slow])}"
+    if len(speeds) > 1:
+        line = f"{len(speeds)} pairs of ranks: median {_speed(middle)}, slowest {line}"
+    return [Table(["all-reduce", "time", "bus bandwidth"], rows), line]
 
 
 def slow_pairs(speeds: Mapping, names: Mapping[int, str]) -> list[str]:
-    """A warning for each pair that is less than half as fast as the median of its kind."""
+    """A warning for each pair that is less than half as fast as the median."""
+    middle = median(speeds.values())
     return [
-        f"{_pair(pair, names)} is {median(pairs.values()) / speed:.1f} times slower than the "
-        f"median pair {kind}: measure again, then check cable, port and interface."
-        for kind, pairs in _by_kind(speeds, names).items()
-        for pair, speed in pairs.items()
-        if speed < median(pairs.values()) / 2
+        f"{_pair(pair, names)} is {middle / speed:.1f} times slower than the median pair: measure "
+        "again, then check cable, port and interface."
+        for pair, speed in speeds.items()
+        if speed < middle / 2
     ]
 
 
 def verdict(
-    facts: list[dict], problems: list[str], warnings: list[str], times: Mapping, speeds: Mapping
+    names: Mapping[int, str], problems: list[str], warnings: list[str], times: Mapping
 ) -> str:
     """The end of what is printed: one line that begins with OK, or one for each problem."""
     if problems:
         return "\n".join(f"PROBLEM  {problem}" for problem in problems)
-    names, ranks = host_names(facts), len(facts)
-    hosts = len(set(names.values()))
+    ranks, hosts = len(names), len(set(names.values()))
     line = f"OK: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)} agree"
     if times:
-        size = max(times)
-        pairs = next(iter(_by_kind(speeds, names).values()))
-        slow = min(pairs, key=pairs.get)
-        line += f"; all-reduce {_speed(bus_bandwidth(size, times[size], ranks))}"
-        line += f"; slowest pair {_pair(slow, names)} {_speed(pairs[slow])}"
+        line += f"; all-reduce {_speed(bus_bandwidth(max(times), times[max(times)], ranks))}"
     return line + f"; warnings: {len(warnings)}" * bool(warnings)
-
-
-def _by_kind(speeds: Mapping, names: Mapping[int, str]) -> dict[str, dict]:
-    """Pairs between hosts and pairs within one, apart: they cannot be alike."""
-    kinds = {"between hosts": {}, "within a host": {}}
-    for (a, b), speed in speeds.items():
-        kinds["within a host" if names[a] == names[b] else "between hosts"][a, b] = speed
-    return {kind: pairs for kind, pairs in kinds.items() if pairs}
 
 
 def _pair(pair: tuple[int, int], names: Mapping[int, str]) -> str:
