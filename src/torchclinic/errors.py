@@ -106,7 +106,7 @@ class Error:
 
     @property
     def in_brief(self) -> tuple[str, str]:
-        """The first sentence of the cause, and of what to do: what tables show."""
+        """The first sentences of the cause and of the fix, which tables show."""
         cause, fix = (
             re.split(r"(?<=[.!?])\s", t.strip(), maxsplit=1) for t in (self.cause, self.fix)
         )
