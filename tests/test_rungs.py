@@ -1,6 +1,5 @@
 """The standalone programs in ``rungs/``, run as a reader runs them."""
 
-import ast
 import contextlib
 import difflib
 import functools
@@ -114,8 +113,8 @@ def trained(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_one_epoch_gives_a_useful_model(trained, name):
-    done, _ = trained[name]
+def test_one_epoch_gives_a_useful_model_whose_file_predicts_as_printed(trained, name):
+    done, path = trained[name]
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     *where, epoch = done.stdout.splitlines()
@@ -123,15 +122,8 @@ def test_one_epoch_gives_a_useful_model(trained, name):
     assert "".join(where) == "training on cpu" * (2 if name in BY_TORCHRUN else name != "1_cpu.py")
     assert re.fullmatch(r"epoch 1: loss \d\.\d{3}, test [\d.]+%, [\d,]+ images/s", epoch)
     assert float(accuracy_printed(done)) > (50 if name == "2_gpu_amp.py" else 72)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_the_saved_file_is_a_state_dict_that_predicts_as_printed(trained, name):
-    done, path = trained[name]
     state = torch.load(path, weights_only=True)
     assert [path.name for path in path.parent.glob(f"{name}*")] == [path.name]
-    assert {tensor.device.type for tensor in state.values()} == {"cpu"}
     model = models.LeNet()
     # The same layers, in one Sequential there and in two here.
     model.load_state_dict(dict(zip(model.state_dict(), state.values(), strict=True)))
@@ -239,23 +231,15 @@ def umask():
 
 
 @pytest.mark.slow
-def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_too(tmp_path):
-    options = ["--data", few_images(tmp_path, 200), "--epochs", 5, "--amp", "fp16"]
-    done = run_here("2_gpu_amp.py", *options, "--batch-size", 16, "--lr", 0.1)
-    assert done.returncode == 0, done.stderr
-    assert float(accuracy_printed(done)) > 40
-
-
-@pytest.mark.slow
-def test_a_step_that_the_gradient_scaler_skipped_moves_no_learning_rate(tmp_path):
+def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_and_skipped_steps_move_no_rate(tmp_path):
     """PyTorch warns of a schedule that steps before the optimizer ever did."""
-    scaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**40)
+    scaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**30)
+    options = ["--data", few_images(tmp_path, 200), "--epochs", 6, "--batch-size", 16]
     with mock.patch("torch.amp.GradScaler", scaler), warnings.catch_warnings():
         warnings.simplefilter("error")
-        done = run_here(
-            "2_gpu_amp.py", "--data", few_images(tmp_path, 64), "--epochs", 1, "--amp", "fp16"
-        )
+        done = run_here("2_gpu_amp.py", *options, "--amp", "fp16", "--lr", 0.1)
     assert done.returncode == 0, done.stderr
+    assert float(accuracy_printed(done)) > 40
 
 
 def test_the_folder_to_save_in_is_needed_only_where_rank_0_runs():
@@ -380,32 +364,11 @@ def test_a_program_for_gpus_trains_on_them(name, options, tmp_path):
     assert {tensor.device.type for tensor in torch.load(path).values()} == {"cpu"}
 
 
-@pytest.mark.multigpu
-def test_the_upper_rungs_on_two_gpus_train_as_rung_2_does_on_one(tmp_path):
-    accuracies, keys = [], []
-    for name in ("2_gpu.py", "3_dp.py", "4_ddp.py", "5_fsdp.py"):
-        path, batch = tmp_path / f"{name}.pt", 32 if name in BY_TORCHRUN else 64
-        options = ["--data", data.BUNDLED, "--epochs", 2, "--batch-size", batch, "--save", path]
-        done = run(name, *options, env={"CUDA_VISIBLE_DEVICES": "0,1"})
-        assert done.returncode == 0, done.stderr
-        accuracies.append(float(accuracy_printed(done)))
-        keys.append(list(torch.load(path)))
-    assert keys == [keys[0]] * 4
-    assert accuracies == pytest.approx([accuracies[0]] * 4, abs=3)
-
-
 @pytest.mark.parametrize("program", [*PROGRAMS, ELASTIC], ids=lambda path: path.name)
 def test_a_program_is_short_and_stands_alone(program):
     source = program.read_text()
     assert len(source.splitlines()) <= (165 if program == ELASTIC else 145)
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module] if isinstance(node, ast.ImportFrom) else [n.name for n in node.names]
-        )
-    }
+    imported = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"numpy", "torch", "torchvision"}
 
 
