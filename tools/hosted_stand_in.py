@@ -10,9 +10,8 @@ the machine's own, no GPU. The full Fashion-MNIST is attached as Kaggle does, or
 download leaves it. It needs Linux, the right to make namespaces (``unshare``, as root), and
 Debian's ``dataset-fashion-mnist``.
 
-Environments are made in ``.venv-kaggle`` and ``.venv-colab`` at the first run, 7 GB each: by the
-Python that ``$KAGGLE_PYTHON`` or ``$COLAB_PYTHON`` names, else Kaggle's or Colab's version of it on
-PATH, else this one.
+Environments are made in ``.venv-kaggle`` and ``.venv-colab`` at the first run, 7 GB each: by
+Kaggle's or Colab's version of Python if it is on PATH, else by this one.
 """
 
 from __future__ import annotations
@@ -163,7 +162,8 @@ def environment(name: str) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "installed").exists():
         if stage.packages:
-            subprocess.run([python_of(name), "-m", "venv", folder], check=True)
+            theirs = shutil.which(stage.python) or sys.executable
+            subprocess.run([theirs, "-m", "venv", folder], check=True)
             subprocess.run([python, "-m", "pip", "install", "-q", *stage.packages], check=True)
         else:
             see_other_packages(folder)
@@ -183,15 +183,6 @@ def see_other_packages(folder: Path) -> None:
     torchrun = folder / "bin" / "torchrun"
     torchrun.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m torch.distributed.run "$@"\n')
     torchrun.chmod(0o755)
-
-
-def python_of(name: str) -> str:
-    """Their version of Python, if it can be had; else the one that runs this."""
-    named = os.environ.get(f"{name.upper()}_PYTHON"), shutil.which(STAGES[name].python)
-    for python in named:
-        if python and subprocess.run([python, "-V"], capture_output=True).returncode == 0:
-            return python
-    return sys.executable
 
 
 if __name__ == "__main__":

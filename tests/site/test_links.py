@@ -49,13 +49,6 @@ def test_every_internal_link_and_anchor_resolves(site, pages, anchors):
     assert broken == []
 
 
-def test_a_link_without_a_target_is_noticed(site, anchors):
-    for target in ("gone.html", "errors.html#gone", "#gone", "/gone.html", "../_static/gone.css"):
-        assert leads_nowhere(site, anchors, "book/index.html", target), target
-    for target in ("errors.html#log", "../index.html", "/book/errors.html", "https://a.example/"):
-        assert not leads_nowhere(site, anchors, "book/index.html", target), target
-
-
 def test_only_the_page_for_dead_links_has_addresses_from_the_top(pages):
     from_top = {name for name, page in pages.items() for link in targets(page) if link[:1] == "/"}
     assert from_top == {"404.html"}
