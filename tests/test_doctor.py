@@ -45,12 +45,16 @@ def facts(*hosts, **differing):
 
 def test_what_differs_is_a_problem_or_a_warning_that_names_the_host():
     for key, values, sentence in [
-        ("torch", ["2.15.0", "2.10.0", "2.15.0"], "b has torch 2.10.0, the others 2.15.0: inst"),
-        ("NCCL", ["2.30.7", "2.30.7", None], "c has no NCCL, the others 2.30.7: install"),
-        ("torchclinic", ["0.1.0", "0.0.9", "0.1.0"], "b has torchclinic 0.0.9, the others"),
-        ("program", ["aa", "aa", "bb"], "c has program bb, the others aa: copy the same files"),
-        ("WORLD_SIZE", [3, 4, 3], "b has WORLD_SIZE 4, the others 3: start all hosts with"),
-        ("GPU", ["H100", None, "H100"], "b has no GPU, the others H100: run torchclinic doctor"),
+        ("torch", ["2.15.0", "2.10.0", "2.15.0"], "torch: 2.10.0 on b, 2.15.0 on the others; inst"),
+        ("NCCL", ["2.30.7", "2.30.7", None], "NCCL: none on c, 2.30.7 on the others; install"),
+        (
+            "torchclinic",
+            ["0.1.0", "0.0.9", "0.1.0"],
+            "torchclinic: 0.0.9 on b, 0.1.0 on the others",
+        ),
+        ("program", ["aa", "aa", "bb"], "program: bb on c, aa on the others; copy the same files"),
+        ("WORLD_SIZE", [3, 4, 3], "WORLD_SIZE: 4 on b, 3 on the others; start all hosts"),
+        ("GPU", ["H100", None, "H100"], "GPU: none on b, H100 on the others; torchclinic doctor"),
         ("uuid", ["x", "y", "x"], "ranks 0 and 2 on a share one GPU, which NCCL refuses"),
     ]:
         problems, warnings = doctor.disagreements(facts("a", "b", "c", **{key: values}))
@@ -60,14 +64,14 @@ def test_what_differs_is_a_problem_or_a_warning_that_names_the_host():
     assert doctor.disagreements(facts("a", "b", "c", **differing)) == (
         [],
         [
-            "b has driver 570.2, the others 580.1: that often goes well.",
-            "c has GPU A100, the others H100: the slowest sets the pace.",
+            "driver: 570.2 on b, 580.1 on the others; that often goes well.",
+            "GPU: A100 on c, H100 on the others; the slowest sets the pace.",
         ],
     )
     # Another torch has another CUDA, and that is not said twice.
     differing = {"torch": ["2.15.0", "2.10.0"], "CUDA": ["13.2", "12.8"]}
     problems, _ = doctor.disagreements(facts("a", "b", **differing))
-    assert problems == ["b has torch 2.10.0, a 2.15.0: install the same on every host."]
+    assert problems == ["torch: 2.15.0 on a, 2.10.0 on the others; install the same on every host."]
     assert doctor.disagreements(facts("a", "a", "b")) == ([], [])
 
 
@@ -220,8 +224,8 @@ def test_another_version_and_the_wrong_interface_are_named(capsys):
     statuses, lines = doctor_on_ranks(capsys, other_version, GLOO_SOCKET_IFNAME="eth77")
     assert statuses == [1, 1]
     host, (version, interface) = socket.gethostname(), lines[-2:]
-    told = f"PROBLEM  {host} (node 1) has torch 2.3.4, {host} (node 0) {torch.__version__}: install"
-    assert version.startswith(told)
+    assert version.startswith("PROBLEM  torch: ")
+    assert f"{torch.__version__} on {host} (node 0), 2.3.4 on the others; install" in version
     told = f"PROBLEM  rank 1 on {host} (node 1) could not join the process group (gloo): Runtime"
     assert interface.startswith(told)
     assert "eth77. Interface tried: eth77 (no address); that host has " in interface

@@ -228,17 +228,13 @@ def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
         if len(hosts) == 1 or (key in ("CUDA", "NCCL") and "torch" in differing):
             continue
         differing.add(key)
-        common = max(hosts, key=lambda value: len(hosts[value]))
-        has = []
-        for value, where in hosts.items():
-            if value != common:
-                verb = "have" if len(where) > 1 else "has"
-                has.append(f"{_and(where)} {verb} {f'{key} {value}' if value else f'no {key}'}")
-        rest = "the others" if len(hosts[common]) > 1 else _and(hosts[common])
+        rare, *others = sorted(hosts, key=lambda value: len(hosts[value]))
+        told = [f"{value or 'none'} on {_and(hosts[value])}" for value in (rare, *others[:-1])]
         lacking = key in SHOULD_AGREE and None in hosts
-        advice = "run torchclinic doctor there to see why" if lacking else advice
+        advice = "torchclinic doctor says there why there is none" if lacking else advice
         sentences = problems if key in MUST_AGREE or lacking else warnings
-        sentences.append(f"{', '.join(has)}, {rest} {common or 'none'}: {advice}.")
+        told = f"{', '.join(told)}, {others[-1] or 'none'} on the others"
+        sentences.append(f"{key}: {told}; {advice}.")
     for uuid, number in Counter(f["uuid"] for f in facts if f["uuid"]).items():
         if number > 1:
             ranks = [f["rank"] for f in facts if f["uuid"] == uuid]
@@ -265,27 +261,27 @@ def missing_ranks(store: dist.Store, key: str, ranks: Iterable[int], seconds: fl
 
 def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]:
     """What rank 0 does: see who is there, give the order, print. Returns the problems."""
-    world = int(os.environ["WORLD_SIZE"])
-    silent = missing_ranks(store, "facts", range(world), timeout)
-    facts = [json.loads(store.get(f"facts/{r}")) for r in range(world) if r not in silent]
+    world_size = int(os.environ["WORLD_SIZE"])
+    silent = missing_ranks(store, "facts", range(world_size), timeout)
+    facts = [json.loads(store.get(f"facts/{r}")) for r in range(world_size) if r not in silent]
     names = host_names(facts)
     print(host_table(facts), end="\n\n")
     problems, warnings = disagreements(facts)
     problems += [
-        f"rank {r} of {world} did not register within {timeout:g} s: check that its host was "
+        f"rank {r} of {world_size} did not register within {timeout:g} s: check that its host was "
         f"started and reaches {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}."
         for r in silent
     ]
     order, times, speeds = None, {}, {}
-    if not silent and world > 1:
+    if not silent and world_size > 1:
         alone = all(f["gpus"] >= f["local_size"] for f in facts)
-        alone &= len({f["uuid"] for f in facts}) == world
+        alone &= len({f["uuid"] for f in facts}) == world_size
         order = {"backend": "nccl" if alone else "gloo", "pairs": pairs_to_measure(names)}
     store.set("order/0", json.dumps(order))
     if order:
         _perform(store, 0, order, timeout)
-        silent = missing_ranks(store, "answer", range(world), GRACE)
-        spoke = [r for r in range(world) if r not in silent]
+        silent = missing_ranks(store, "answer", range(world_size), GRACE)
+        spoke = [r for r in range(world_size) if r not in silent]
         answers = {r: json.loads(store.get(f"answer/{r}")) for r in spoke}
         failures = blame(order["backend"], answers, facts)
         problems += failures
@@ -297,7 +293,7 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
     last = verdict(names, problems, warnings, times)
     print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
     store.set("end/0", json.dumps(problems))
-    missing_ranks(store, "bye", {*range(1, world)} - {*silent}, GRACE)  # then the store may go
+    missing_ranks(store, "bye", {*range(1, world_size)} - {*silent}, GRACE)  # then the store may go
     if json_file:
         found = {"verdict": last, "facts": facts, "problems": problems, "warnings": warnings}
         found["all_reduce"] = [{"bytes": size, "seconds": t} for size, t in times.items()]
@@ -464,6 +460,7 @@ def pair_speeds(
         seconds = [timed(lambda w=work: [f() for f in w], device) for _ in range(2 + RUNS)]
         if rank == first:
             speeds[first, second] = 2 * tensor.nbytes / median(seconds[2:])
+    dist.barrier()  # all answer at one time
     return speeds
 
 
