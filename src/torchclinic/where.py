@@ -18,7 +18,7 @@ from torchclinic.modules import evaluation_mode
 from torchclinic.tables import in_bytes
 
 
-def named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in models, optimizers and (nested) inputs, with a name a reader can find.
 
     A model gives its parameters, its buffers and, marked as such, tensors kept as plain
@@ -135,7 +135,7 @@ def where_is(*things: object) -> Placement:
     """
     optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
     counters = {id(step) for optimizer in optimizers for step in _cpu_counters(optimizer)}
-    return Placement(named_tensors(*things), counters)
+    return Placement(_named_tensors(*things), counters)
 
 
 def _cpu_counters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -183,7 +183,7 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
       2.bias is on meta
     """
     watch = _DeviceWatch(model)
-    tensors = named_tensors(model, *inputs, *keywords.values())
+    tensors = _named_tensors(model, *inputs, *keywords.values())
     # Some operations cannot run under a dispatch mode: flex_attention, for example.
     check = _MetaCheck() if any(t.is_meta for _, t in tensors) else nullcontext()
     # A compiled module takes no torch-function mode with state of its own. Only where something is
@@ -218,7 +218,7 @@ class _DeviceWatch(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.names = {id(tensor): name for name, tensor in named_tensors(model)}
+        self.names = {id(tensor): name for name, tensor in _named_tensors(model)}
         self.modules: list[tuple[str, nn.Module]] = []  # being called, the innermost last
         self.found: Mismatch | None = None
 
