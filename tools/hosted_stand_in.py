@@ -2,7 +2,7 @@
 
     python tools/hosted_stand_in.py kaggle [notebook ...]
     python tools/hosted_stand_in.py colab [notebook ...]
-    python tools/hosted_stand_in.py newest [notebook ...]    # Kaggle with the versions of .venv
+    python tools/hosted_stand_in.py kaggle-newest [notebook ...]    # with the versions of .venv
 
 Neither Kaggle nor Colab, but what of them can be had: their working folder with nothing of ours in
 it, their variables and versions, an environment without torchladder, an empty home, no network but
@@ -69,7 +69,7 @@ COLAB = Stage(
     ),
 )
 NEWEST = replace(KAGGLE, packages=())
-STAGES = {"kaggle": KAGGLE, "colab": COLAB, "newest": NEWEST}
+STAGES = {"kaggle": KAGGLE, "colab": COLAB, "kaggle-newest": NEWEST}
 
 # Runs in namespaces of its own, so nothing of it is left: only loopback, a root and a home with
 # nothing else in it, no data set of Debian's. Then a kernel runs the notebook, as nbclient's
