@@ -2,16 +2,15 @@
 // find and nearest of src/torchclinic/errors.py, by the rules that errors.rules() gives; what they
 // mean is said there. A test compares both on the same logs.
 const finding = (rules) => {
-  const COLOURS = rules.colours.map((colour) => new RegExp(colour, "g"));
+  const COLOUR = new RegExp(rules.colour, "g");
   const PREFIX = new RegExp(`^${rules.prefix}`);
   const TELLING = new RegExp(rules.telling);
   const WORD = new RegExp(rules.word, "g");
-  const withoutColours = (text) => COLOURS.reduce((left, colour) => left.replace(colour, ""), text);
 
   /** Each line without prefixes, colours and white space, in ASCII, with one kind of quotes. */
   function squeeze(log) {
     for (const [mark, plain] of Object.entries(rules.quotes)) log = log.replaceAll(mark, plain);
-    const lines = withoutColours(log).split("\n");
+    const lines = log.replace(COLOUR, "").split("\n");
     return lines.map((line) => line.replace(PREFIX, "").replace(/[^!-~]+/g, ""));
   }
 
@@ -109,7 +108,7 @@ const finding = (rules) => {
   /** A line as a reader sees it, and where in it the `words` stand: pairs of start and end. Only
    *  letters and digits are compared, since the words lack what rules.quotes replaces. */
   function shown(line, words) {
-    line = withoutColours(line);
+    line = line.replace(COLOUR, "");
     line = line.slice(line.lastIndexOf("\r") + 1).trim() || line.trim();
     const text = line.replace(/\\[nt]/g, "  ");
     const letters = text.replace(/\W+/g, "");

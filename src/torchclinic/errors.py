@@ -43,8 +43,8 @@ QUOTES = {
     "\\n": "",
     "\\t": "",
 }
-COLOURS = [r"\x1b\[[0-9;?]*[A-Za-z]", r"\\u001b", r"\\x1b", r"\\033", r"\^\[(?=\[)"]
-COLOURS += [r"\[[0-9;]{1,12}m"]  # of which only this is left where web pages drop the rest
+COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]|\\u001b|\\x1b|\\033|\^\[(?=\[)"
+COLOUR += r"|\[[0-9;]{1,12}m"  # of which only this is left where web pages drop the rest
 # Of lines. Written so that Python's re.ASCII and JavaScript read them alike: \s would differ.
 BLANK = r"[ \t\r\f\v\u00a0\u3000\ufeff]"
 PREFIXES = [
@@ -250,9 +250,7 @@ def _plain(text: str) -> str:
 
 
 def _without_colours(text: str) -> str:
-    for colour in COLOURS:
-        text = re.sub(colour, "", text)
-    return text
+    return re.sub(COLOUR, "", text)
 
 
 def _without_prefixes(text: str) -> str:
@@ -341,7 +339,7 @@ def rules() -> dict:
         "near": NEAR,
         "kinds": KINDS,
         "quotes": QUOTES,
-        "colours": COLOURS,
+        "colour": COLOUR,
         "prefix": PREFIX,
         "telling": TELLING.pattern,
         "word": WORD.pattern,
