@@ -486,11 +486,6 @@ def torch_script(folder):
     return folder / "x.pt"
 
 
-@bad("big-endian")
-def big_endian(folder):
-    return repacked(plain(folder), lambda name, data: b"big" if "byteorder" in name else data)
-
-
 @bad("Bad CRC-32 for file")
 def bit_flip_in_the_names(folder):
     data = plain(folder).read_bytes()

@@ -14,12 +14,7 @@ from torch.utils.serialization import config
 
 from torchclinic.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
 from torchclinic.checkpoints.loading import match_model, misfit
-from torchclinic.checkpoints.reading import (
-    Checkpoint,
-    CheckpointError,
-    open_checkpoint,
-    shard_note,
-)
+from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
 from torchclinic.checkpoints.reports import Report, counted, lines, some
 from torchclinic.checkpoints.weights import (
     choose,
@@ -123,10 +118,7 @@ def fix_checkpoint(
 def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict: bool) -> Match:
     """The keys to write and whose values they get; the model's that are missing or differ."""
     if model is None:
-        try:
-            names = clean_names(values, lightning=checkpoint.is_lightning)
-        except CheckpointError as error:
-            raise CheckpointError(f"{checkpoint.path}: {error}") from None
+        names = clean_names(checkpoint.path, values, checkpoint.tree)
         return Match({new: old for old, new in names.items()}, [], [], {})
     found = match_model(values, unwrapped(model))
     if not found.names or (strict and (found.missing_keys or found.mismatched_shapes)):

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from torchclinic.checkpoints.keys import clean_names, removed_prefixes, wrapper_of
 from torchclinic.checkpoints.pickles import StandIn, walk
-from torchclinic.checkpoints.reading import (
-    Checkpoint,
-    CheckpointError,
-    open_checkpoint,
-    shard_note,
-)
+from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
 from torchclinic.checkpoints.reports import Report, lines, some
 from torchclinic.checkpoints.weights import (
     choose,
@@ -84,7 +79,7 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     try:
         where, weights = choose(checkpoint.tree, checkpoint.path)
         keys = {key: value for key, value in weights.items() if isinstance(value, Tensor)}
-        names = clean_names(keys, lightning=checkpoint.is_lightning)
+        names = clean_names(checkpoint.path, keys, checkpoint.tree)
         split(weights, checkpoint.path)  # what fix would refuse
     except CheckpointError as error:
         note = str(error)
@@ -188,24 +183,9 @@ def _text(found: Report, head: str, others: list[str]) -> str:
 
 
 def _table(keys: Mapping[str, Tensor]) -> list[str]:
-    """One line a layer: ``conv1.{weight, bias}``, shapes, dtypes."""
-    layers: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in keys.items():
-        layer, dot, name = key.rpartition(".")
-        layers.setdefault(layer + dot, {})[name] = tensor
-    rows = []
-    for layer, tensors in layers.items():
-        names = [*tensors][:2] + [f"+{len(tensors) - 2}"] * (len(tensors) > 2)
-        inner = names[0] if len(tensors) == 1 else f"{{{', '.join(names)}}}"
-        kinds = [kind_of(tensor) for tensor in tensors.values()]
-        shapes, dtypes = (dict.fromkeys(words) for words in zip(*kinds, strict=True))
-        what = ", ".join([*shapes, *dtypes])
-        rows.append(f"  {_shortened(layer + inner, 44):44}  {_shortened(what, 32)}")
-    if len(rows) > 17:
-        rows[12:-4] = [f"  ... {len(rows) - 16:,} more ..."]
-    return rows
-
-
-def _shortened(text: str, width: int) -> str:
-    half = width // 2
-    return text if len(text) <= width else f"{text[: width - half - 3]}...{text[-half:]}"
+    """A line a tensor: name, shape, dtype."""
+    names = {key: key if len(key) < 45 else f"{key[:20]}...{key[-21:]}" for key in keys}
+    rows = [f"  {names[key]:44}  {kind_of(tensor)}" for key, tensor in keys.items()]
+    return (
+        [*rows[:12], f"  ... {len(rows) - 16:,} more ...", *rows[-4:]] if len(rows) > 17 else rows
+    )

@@ -73,11 +73,11 @@ def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
     return " over ".join(maker for maker, _ in groupby(makers))
 
 
-def clean_names(keys: Iterable[str], *, lightning: bool = False) -> dict[str, str]:
+def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) -> dict[str, str]:
     """Names without wrappers for `keys`, when there is no model to compare with.
 
-    ``module.`` is taken off once (under AveragedModel, twice), and only if all keys begin so; the
-    ``model.`` of a Lightning file likewise. AveragedModel's counter goes.
+    ``module.`` is taken off once (under AveragedModel, twice), and only if all keys begin so;
+    likewise ``model.``, if what is `beside` them is Lightning's. AveragedModel's counter goes.
 
     Raises
     ------
@@ -86,20 +86,20 @@ def clean_names(keys: Iterable[str], *, lightning: bool = False) -> dict[str, st
 
     Examples
     --------
-    >>> clean_names(["_orig_mod.module.fc.weight", "_orig_mod.module.module.bias"])
+    >>> clean_names("x.pt", ["_orig_mod.module.fc.weight", "_orig_mod.module.module.bias"])
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
     names = {key: drop_segments(key) for key in keys}
     averaged = COUNTER in names and all(n.startswith("module.") for n in names if n != COUNTER)
     if averaged:  # else it is a buffer of the model's own
         del names[COUNTER]
-    for prefix in ["module."] * (1 + averaged) + ["model."] * lightning:
+    for prefix in ["module."] * (1 + averaged) + ["model."] * (LIGHTNING in beside):
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
     if collision := _collision(names):
         raise CheckpointError(
-            f"Without wrappers, {collision} would be one key: nothing was changed. Rename one of "
-            "them first: state[new] = state.pop(old)."
+            f"{path}: Without wrappers, {collision} would be one key: nothing was changed. Rename "
+            "one of them first: state[new] = state.pop(old)."
         )
     return names
 
@@ -121,14 +121,13 @@ class Match:
     missing_keys: list[str]  # keys of the model that the file lacks
     unexpected_keys: list[str]  # keys of the file that the model lacks
     mismatched_shapes: dict[str, tuple[tuple, tuple]]  # the file's and the model's, by its key
-    collision: str = ""  # two keys that would be one without their prefix, which stayed for that
 
     def problems(self) -> list[str]:
         """A phrase for each kind of trouble, with the first keys by name."""
         found = []
         if self.missing_keys:
             names = _with_near_names(self.missing_keys, self.unexpected_keys)
-            found.append(f"{len(self.missing_keys)} missing ({some(names)})")
+            found.append(f"{len(names)} missing ({some(names)})")
         if self.mismatched_shapes:
             shapes = [
                 f"{key} is {ours} in the file, {theirs} in the model"
@@ -137,8 +136,6 @@ class Match:
             found.append(f"{len(shapes)} of other shape ({some(shapes, between='; ')})")
         if self.unexpected_keys:
             found.append(f"{len(self.unexpected_keys)} unexpected ({some(self.unexpected_keys)})")
-        if self.collision and found:
-            found.append(f"{self.collision} would be one key without their prefix")
         return found
 
 
@@ -167,7 +164,7 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     goal = {drop_segments(key): key for key in target}  # parts of the model may be compiled
     ours = {key: _shape(value) for key, value in source.items() if key != COUNTER or key in goal}
     theirs = {new: _shape(target[key]) for new, key in goal.items()}
-    names, collision = _best_names(ours, theirs)
+    names = _best_names(ours, theirs)
     pairs = {key: new for key, new in names.items() if new in goal}
     mismatched = {
         goal[new]: (ours[key], theirs[new])
@@ -180,18 +177,17 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
         missing_keys=[goal[new] for new in goal if new not in found],
         unexpected_keys=[key for key in names if key not in pairs],
         mismatched_shapes=mismatched,
-        collision=collision,
     )
 
 
-def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The renaming of our keys under which most of them are theirs, and a collision it would cause.
+def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
+    """The renaming of our keys under which most of them are theirs.
 
     Of renamings that do equally well: none at all, or else the one that takes off wrappers.
     """
     plain = {key: drop_segments(key) for key in ours}
-    if collision := _collision(plain):
-        return {key: key for key in ours}, collision
+    if _collision(plain):
+        return {key: key for key in ours}
     # A whole model's prefix is on many keys, a layer's name on few.
     removed = _shared_prefixes(plain.values(), len(ours) / 4)
     wrappers = ["", *(prefix for prefix in removed if not strip_leading_wrappers(prefix))]
@@ -203,13 +199,11 @@ def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[dic
         names = {k: on + n.removeprefix(off) if n.startswith(off) else n for k, n in plain.items()}
         pairs = {key: new for key, new in names.items() if new in theirs}
         score = len(pairs), sum(ours[key] == theirs[new] for key, new in pairs.items())
-        if score > top and (clash := _collision(pairs)):
-            collision = clash
-        elif score > top:
+        if score > top and not _collision(pairs):
             best, top, known, tied = names, score, not on and off in wrappers, False
         elif score == top:
             tied = True
-    return _without_inner_wrappers(plain if tied and not known else best, theirs), collision
+    return _without_inner_wrappers(plain if tied and not known else best, theirs)
 
 
 def _without_inner_wrappers(names: dict[str, str], theirs: Mapping[str, Any]) -> dict[str, str]:

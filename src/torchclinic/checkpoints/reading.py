@@ -69,22 +69,6 @@ def named_in_utf8(path: Path) -> Iterator[str]:
         yield os.fspath(path)
 
 
-@contextmanager
-def as_checkpoint_error(path: Path) -> Iterator[None]:
-    """Turn all but what the system says of a file (not there, not readable) into our error."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:  # damage can show anywhere, as anything
-        if isinstance(error, OSError) and error.filename is not None:
-            raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-        raise CheckpointError(
-            f"{path}: damaged, cut off, or not a checkpoint ({what}). {AGAIN}"
-        ) from error
-
-
 @dataclass
 class Checkpoint:
     """An open checkpoint."""
@@ -97,10 +81,6 @@ class Checkpoint:
     devices: dict[int, str] = field(default_factory=dict)  # by `storage_id`: saved from where;
     # empty if the format does not say: safetensors
     checksums: dict[int, int] = field(default_factory=dict)  # by `storage_id`: CRC-32
-
-    @property
-    def is_lightning(self) -> bool:
-        return isinstance(self.tree, dict) and LIGHTNING in self.tree
 
     def device(self, tensor: Tensor) -> str:
         """Where the tensor was when it was saved."""
@@ -146,23 +126,35 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     if not os.fspath(path):  # pathlib would take it for the current folder
         raise CheckpointError("The path is empty: name a file, or a sharded checkpoint's folder.")
-    path = Path(path)
-    with as_checkpoint_error(path):
-        if path.is_dir():
-            return _read_folder(path)
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path}: a device, pipe or socket; name a file or a folder.")
-        if path.name.endswith(".index.json"):
-            return _read_shards(path)
-        with open(path, "rb") as file:
-            head = file.read(512)
-        if head.startswith(b"PK\x03\x04"):
-            return _read_zip(path)
-        if head.startswith(b"\x80"):
-            return _read_pickles(path)
-        if head[8:9] == b"{":
-            return _read_safetensors(path)
-        raise CheckpointError(f"{path}: {_what_else(head, path.stat().st_size)}")
+    try:
+        return _read(Path(path))
+    except CheckpointError:
+        raise
+    except Exception as error:  # damage can show anywhere, as anything
+        if isinstance(error, OSError) and error.filename is not None:  # not there, not readable
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+        raise CheckpointError(
+            f"{path}: damaged, cut off, or not a checkpoint ({what}). {AGAIN}"
+        ) from error
+
+
+def _read(path: Path) -> Checkpoint:
+    if path.is_dir():
+        return _read_folder(path)
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: a device, pipe or socket; name a file or a folder.")
+    if path.name.endswith(".index.json"):
+        return _read_shards(path)
+    with open(path, "rb") as file:
+        head = file.read(512)
+    if head.startswith(b"PK\x03\x04"):
+        return _read_zip(path)
+    if head.startswith(b"\x80"):
+        return _read_pickles(path)
+    if head[8:9] == b"{":
+        return _read_safetensors(path)
+    raise CheckpointError(f"{path}: {_what_else(head, path.stat().st_size)}")
 
 
 def _read_zip(path: Path) -> Checkpoint:
@@ -199,16 +191,12 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
     # By torch's own reader: torch.load would hand a TorchScript archive to torch.jit.load.
     with named_in_utf8(path) as name:
-        reader = torch._C.PyTorchFileReader(name)
-        records = reader.get_all_records()
-        order = reader.get_record("byteorder") if "byteorder" in records else b"little"
+        records = torch._C.PyTorchFileReader(name).get_all_records()
     if "constants.pkl" in records:
         raise CheckpointError(
             f"{path}: a TorchScript archive, which is a program. If you trust it, save "
             "torch.jit.load(path).state_dict() to another file."
         )
-    if order != b"little":
-        raise CheckpointError(f"{path}: saved on a big-endian machine; convert it there.")
     entries = {info.filename.removeprefix(roots[0]): info for info in infos}
     if any(info.CRC for info in infos):
         for name in [name for name in entries if not name.startswith("data/")]:
@@ -218,9 +206,7 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
 
 def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Checkpoint:
     if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
-        raise CheckpointError(
-            f"{path}: unset TORCH_FORCE_WEIGHTS_ONLY_LOAD to have it read. Nothing in it is run."
-        )
+        raise CheckpointError(f"{path}: unset TORCH_FORCE_WEIGHTS_ONLY_LOAD; nothing in it is run.")
     with warnings.catch_warnings(), named_in_utf8(path) as name:
         warnings.simplefilter("ignore")  # a class that is not here, a buffer that is not writable
         tree = torch.load(name, "cpu", pickle_module=inert, weights_only=False, mmap=mmap)

@@ -181,10 +181,10 @@ def not_finite_note(counts: Mapping[str, int], keys: Collection[str]) -> str:
     return f"NaN or inf in {len(counts)} of {len(keys)} tensors: {names}" if counts else ""
 
 
-def kind_of(tensor: Tensor) -> tuple[str, str]:
-    """Its shape and dtype: ``("64x3x7x7", "float32")``."""
+def kind_of(tensor: Tensor) -> str:
+    """Its shape and dtype: ``64x3x7x7 float32``."""
     shape = "x".join(map(str, tensor.shape)) or "scalar"
-    return shape, str(tensor.dtype).removeprefix("torch.")
+    return f"{shape} {tensor.dtype}".replace("torch.", "")
 
 
 def describe(value: Any) -> str:
@@ -199,7 +199,7 @@ def describe(value: Any) -> str:
         inside = value.state if isinstance(value.state, dict) else value
         return f"{value.name} object" + (f" of {len(inside)} values" if inside else "")
     if isinstance(value, Tensor):
-        return f"tensor {' '.join(kind_of(value))}"
+        return f"tensor {kind_of(value)}"
     if is_optimizer(value):
         return "optimizer state"
     if is_state_dict(value):
