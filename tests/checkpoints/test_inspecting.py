@@ -43,19 +43,14 @@ def test_a_report_on_thousands_of_keys_is_short(tmp_path):
     assert "3,000 tensors" in text
 
 
-def test_ties_and_views_are_named(tmp_path):
-    state = net(Tied).state_dict()
-    state["body.bias"] = torch.zeros(1_000_000)[:4]
-    found = inspect_checkpoint(saved(tmp_path, state))
+def test_ties_and_views_are_named_in_a_whole_model_too(tmp_path):
+    model = net(Tied)
+    model.body.bias.data = torch.zeros(1_000_000)[:4]
+    found = inspect_checkpoint(saved(tmp_path, {"model": model}))
+    assert list(found.keys) == list(model.state_dict())
     assert found.shared == [["embed.weight", "head.weight"]]
     assert found.oversized == ["body.bias"]
     assert "body.bias: 16 B of a storage of 4.0 MB" in repr(found)
-
-
-def test_a_whole_model_shows_the_keys_of_its_state_dict(tmp_path):
-    found = inspect_checkpoint(saved(tmp_path, {"model": net(Tied)}))
-    assert list(found.keys) == list(net(Tied).state_dict())
-    assert found.shared == [["embed.weight", "head.weight"]]
 
 
 def test_a_safetensors_file_of_any_dtype_whose_notes_are_no_second_names(tmp_path):

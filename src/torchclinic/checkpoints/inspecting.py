@@ -83,6 +83,7 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         split(weights, checkpoint.path)  # what fix would refuse
     except CheckpointError as error:
         note = str(error)
+    groups = ties(keys)
     size = sum(file.stat().st_size for file in checkpoint.files)
     reads = verify or (verify is None and size < QUICK)
     found = Report(
@@ -90,10 +91,10 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         contents=_contents(checkpoint.tree, where),
         weights_at=where,
         keys=keys,
-        parameters=sum(keys[names[0]].numel() for names in ties(keys)),
+        parameters=sum(keys[names[0]].numel() for names in groups),
         devices={k: checkpoint.device(t) for k, t in keys.items()} if checkpoint.devices else {},
         prefixes=removed_prefixes(names),
-        shared=[names for names in ties(keys) if len(names) > 1],
+        shared=[names for names in groups if len(names) > 1],
         oversized=oversized(keys),
         checksums=_checksums(checkpoint, reads),
         not_finite=not_finite(keys) if reads else None,
