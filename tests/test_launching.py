@@ -363,6 +363,7 @@ def test_a_result_that_cannot_be_unpickled_is_told_with_its_rank_and_the_cause()
 def test_other_ways_to_leave_are_named_too():
     for leave, message in [
         (lambda: sys.exit("enough"), "failed with SystemExit: enough"),
+        (lambda: os.environ.clear() or [][1], "of 2 failed with IndexError"),
         (lambda: (i for i in "ab"), "the generator that was returned cannot be sent back"),
     ]:
         with pytest.raises(LaunchError, match=message):

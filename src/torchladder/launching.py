@@ -406,7 +406,7 @@ def _run_rank(
     except BaseException as error:
         kind = type(error).__name__
         text = f"{name} failed with {describe(error, cells)}"
-        reply = _to_bytes(LaunchError(text, int(os.environ["RANK"]), kind))
+        reply = _to_bytes(LaunchError(text, int(environment["RANK"]), kind))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     result.send_bytes(reply)
