@@ -70,9 +70,11 @@ def test_gpt_2_activations_are_more_than_zero_says():
 
 
 def test_gpt_2_is_twelve_blocks_embeddings_and_a_norm():
-    found = transformer(layers=12, hidden=768, heads=12, sequence=1024, vocabulary=50257)
+    sizes = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 1024}
+    found, more = (transformer(**sizes, vocabulary=tokens) for tokens in (50257, 50258))
     assert found.parameters == 124_439_808 == 12 * found.largest_block + found.root
     assert found.root == (50257 + 1024) * 768 + 2 * 768
+    assert more.activation_bytes - found.activation_bytes == 12 * 1024  # a logit and its gradient
 
 
 # --- a rung -------------------------------------------------------------------------------------
