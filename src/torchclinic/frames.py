@@ -106,10 +106,13 @@ def _label(file: str, cells: Cells) -> str:
 
 
 def _of_a_library(file: str) -> bool:
-    launching = os.path.join("torchladder", "launching.py")  # calls the user's function
+    # What calls the user's function: launch, and what joins the process group before.
+    ours = tuple(
+        map(os.path.normpath, ("torchladder/launching.py", "torchclinic/process_group.py"))
+    )
     return (
         "-packages" in file  # site-packages; dist-packages in Debian
         or _of_the_standard_library(file)
-        or file.endswith(launching)
+        or file.endswith(ours)
         or file.startswith("<string>")
     )

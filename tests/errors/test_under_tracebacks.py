@@ -118,6 +118,7 @@ def test_an_error_of_launch_names_the_entry_of_the_ranks_own_error():
         launch(load_from_a_wrapper, world_size=1)
     assert caught.value.__notes__ == [THE_LINE]
     assert LINE not in str(caught.value)
+    assert "launching.py" not in str(caught.value)
 
 
 def test_a_command_that_pytorch_ends_names_the_entry_after_the_traceback(monkeypatch):
