@@ -107,9 +107,7 @@ def _label(file: str, cells: Cells) -> str:
 
 def _of_a_library(file: str) -> bool:
     # What calls the user's function: launch, and what joins the process group before.
-    ours = tuple(
-        map(os.path.normpath, ("torchladder/launching.py", "torchclinic/process_group.py"))
-    )
+    ours = ("torchladder/launching.py", "torchclinic/process_group.py")
     return (
         "-packages" in file  # site-packages; dist-packages in Debian
         or _of_the_standard_library(file)
