@@ -23,11 +23,11 @@ const estimating = (() => {
     const shards = rung === "fsdp" ? gpus : 1;
     const replica = rung === "dp" && gpus > 1 && !first;
     const states = replica ? 0 : STATES[optimizer] * size.state + size.master;
-    const copy = optimizer === "adam" && !(replica || size.master || rung === "fsdp");
+    const copy = optimizer === "adam" && !(replica || size.master);
     let communication = 0;
     if (rung === "ddp" || (rung === "dp" && gpus > 1 && first))
       communication = size.gradient * parameters;
-    if (rung === "fsdp" && gpus > 1)
+    if (rung === "fsdp")
       communication =
         (root + Math.min(2 * largest_block, parameters - root)) * (size.cast + size.gradient);
     const memory = {
@@ -37,7 +37,7 @@ const estimating = (() => {
       activations: batch * activation_bytes,
       casts: size.cast < size.parameter && rung !== "fsdp" ? size.cast * parameters : 0,
       communication,
-      step: copy ? size.parameter * parameters : 0,
+      step: copy ? (size.parameter * parameters) / shards : 0,
     };
     const fixed = memory.parameters + memory.optimizer + communication;
     const total = fixed + memory.gradients + Math.max(memory.activations + memory.casts, memory.step);

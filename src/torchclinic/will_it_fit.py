@@ -122,8 +122,8 @@ def memory_per_gpu(
     `fully_shard` keeps them gathered from the forward pass to the end of the backward pass.
 
     On a GPU, Adam updates all parameters at once (``foreach``) and needs as much as they take for
-    a moment: `step`. With ``fused=True`` it does not, nor on FSDP's sharded parameters, where
-    PyTorch's default is a loop. For "bf16-master", a fused optimizer is assumed.
+    a moment: `step`, under FSDP as much as its shards. With ``fused=True`` it does not. For
+    "bf16-master", a fused optimizer is assumed.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def memory_per_gpu(
     >>> memory.at_least, memory.total  # 4 + 4 + 2 * 4 bytes a parameter, and 4 in optimizer.step()
     (16000000000.0, 20000000000.0)
     >>> memory_per_gpu(1e9, optimizer="adam", rung="fsdp", gpus=4, largest_block=1e7).total
-    4160000000.0
+    5160000000.0
     """
     _check(rung=(rung, RUNGS), precision=(precision, PRECISIONS), optimizer=(optimizer, STATES))
     if gpus < 1 or (rung in ("cpu", "gpu") and gpus != 1):
@@ -141,7 +141,7 @@ def memory_per_gpu(
     replica = rung == "dp" and gpus > 1 and not first  # it has no optimizer and sums nothing
     states = 0 if replica else STATES[optimizer] * size.state + size.master
     cast = size.cast < size.parameter and rung != "fsdp"  # FSDP gathers what is cast
-    copy = optimizer == "adam" and not (replica or size.master or rung in ("cpu", "fsdp"))
+    copy = optimizer == "adam" and not (replica or size.master or rung == "cpu")
     gathered = 0.0 if replica else _gathered(rung, gpus, parameters, largest_block, root, size)
     return Memory(
         parameters=size.parameter * parameters / shards,
@@ -150,7 +150,7 @@ def memory_per_gpu(
         activations=batch * activation_bytes,
         casts=float(size.cast * parameters) if cast else 0.0,
         communication=gathered,
-        step=float(size.parameter * parameters) if copy else 0.0,
+        step=size.parameter * parameters / shards if copy else 0.0,
     )
 
 
@@ -158,7 +158,7 @@ def _gathered(
     rung: str, gpus: int, parameters: float, block: float | None, root: float, size: Precision
 ) -> float:
     """Bytes that a rung adds to exchange gradients: see the notes of `memory_per_gpu`."""
-    if rung == "fsdp" and gpus > 1:
+    if rung == "fsdp":
         two = parameters if block is None else 2 * block
         return (root + min(two, parameters - root)) * (size.cast + size.gradient)
     second_set = rung == "ddp" or (rung == "dp" and gpus > 1)
