@@ -101,11 +101,7 @@ def measure(full: bool = True) -> list[Result]:
         images = dataclasses.replace(data, augment=augment)
         ways = {
             "no workers": (0, dataloader(images)),
-            "no workers, without a DataLoader": (
-                0,
-                DeviceBatches(images, device=CPU),
-            ),
-            "2 workers each": (2, dataloader(images, workers=2)),
+            "no workers, without a DataLoader": (0, DeviceBatches(images, device=CPU)),
             "2 workers, and none of ours": (2, dataloader(images)),
         }
         for name, (workers, ours) in ways.items():
