@@ -18,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
 from results import Result
 from torch import nn
 

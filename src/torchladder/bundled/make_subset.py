@@ -2,7 +2,8 @@
 
     python src/torchladder/bundled/make_subset.py
 
-It writes ``fashion_mnist_small.npz`` beside itself: the first 1,200 training and 200 test images of each class.
+It writes ``fashion_mnist_small.npz`` beside itself: the first 1,200
+training and 200 test images of each class.
 """
 
 import numpy as np
