@@ -101,6 +101,8 @@ def test_the_oldest_python_is_tested_and_the_container_has_it():
 
 # --- the test command ---------------------------------------------------------------------------
 
+# What `make test` hands on to its parts, the test that runs here among them.
+SET_BY_MAKE = ("MAKE", "MF", "CONSTRAINTS", "VENV", "PARTS")
 # In place of what make calls: writes down the call, and fails if the call has these words.
 STUB = """#!/bin/sh
 echo "$*" >> calls.txt
@@ -126,7 +128,7 @@ def test_a_part_that_fails_keeps_no_other_from_running_and_is_named_at_the_end(f
         (tmp_path / ".venv/bin" / name).write_text(STUB)
         (tmp_path / ".venv/bin" / name).chmod(0o755)
     (tmp_path / ".venv/installed").touch()
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MF"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_MAKE)}
     env["FAIL"] = PARTS.get(fails, "no call has these words")
     done = subprocess.run(["make", "test"], cwd=tmp_path, env=env, capture_output=True, text=True)
     calls = (tmp_path / "calls.txt").read_text()
