@@ -172,7 +172,7 @@ def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
         with suppress(NotImplementedError):  # float4, which has neither
             parts = value.flatten().split(1 << 22)
             if value.itemsize == 1:  # float8, of which PyTorch 2.10 cannot say it
-                parts = [part.float() for part in parts]
+                parts = (part.float() for part in parts)
             counts[key] = sum(part.numel() - int(part.isfinite().sum()) for part in parts)
     return {key: count for key, count in counts.items() if count}
 
