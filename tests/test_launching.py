@@ -424,8 +424,14 @@ def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
         launch(int)
 
 
-def test_what_a_rank_has_started_ends_with_it():
-    pids = launch(lambda: subprocess.Popen(["sleep", "6000"]).pid)
+@pytest.mark.parametrize("late", [False, True], ids=["", "after its reply was read"])
+def test_what_a_rank_has_started_ends_with_it(late):
+    def start():
+        if late:  # it is still about to end its group when the caller ends it
+            os.killpg = lambda *_: time.sleep(6000)
+        return subprocess.Popen(["sleep", "6000"]).pid
+
+    pids = launch(start)
     wait_until(lambda: not any(map(alive, pids)))
 
 

@@ -322,6 +322,10 @@ def _blame(failures: list[LaunchError]) -> LaunchError:
 def _end(ranks: list[_Rank]) -> None:
     """No process and no pipe is left, whatever state they are in."""
     for r in ranks:
+        # The group, with all that the rank has started: its reply may be here before it does so
+        # itself. There is no group yet if the rank has not come that far.
+        with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's, of a zombie
+            os.killpg(r.process.pid, signal.SIGKILL)
         if r.process.is_alive():
             r.process.kill()
             r.process.join()
