@@ -1,6 +1,6 @@
 """The calculators' formulas against what is published, and against what DDP and FSDP hold.
 
-Chapter 16 holds them against PyTorch's tensors in a step, site/test_will_it_fit.py against the
+Chapter 11 holds them against PyTorch's tensors in a step, site/test_will_it_fit.py against the
 page and what authors report of whole models.
 """
 

@@ -1,4 +1,4 @@
-"""What chapter 17 says of FSDP and only says, with sizes that ranks cannot share evenly.
+"""What chapter 12 says of FSDP and only says, with sizes that ranks cannot share evenly.
 
 What it shows, it shows by cells that assert: training as DDP does, saving and loading on another
 number of ranks, a killed save.
@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
 from torchladder.launching import launch
 
-CHAPTER = Path(__file__).parent.parent / "notebooks" / "17_rung_5_fsdp.ipynb"
+CHAPTER = Path(__file__).parent.parent / "notebooks" / "12_rung_5_fsdp.ipynb"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 

@@ -10,7 +10,7 @@ DESKTOP, PHONE = 1280, 390
 KINDS = (
     "book/index.html",
     "notebooks/09_rung_4_distributed.html",  # a chapter: diffs, tables, folds, tracebacks
-    "notebooks/16_where_memory_goes.html",  # formulas, charts, drawings
+    "notebooks/11_where_memory_goes.html",  # formulas, charts, drawings
     "notebooks/errors_workers.html",
     "book/errors.html",
     "book/will_it_fit.html",

@@ -12,7 +12,7 @@ from torchclinic import errors
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]
-RUNGS += ["09_rung_4_distributed", "17_rung_5_fsdp"]
+RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp"]
 
 
 def test_no_number_in_the_ladder_is_typed_in():
