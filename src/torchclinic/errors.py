@@ -442,9 +442,10 @@ def _published(link: str) -> str:
     return ""
 
 
-def of_chapter(number: str) -> ErrorTable:
-    """The entries that name the chapter ``'01'`` to ``'17'``, in the catalogue's order."""
-    named = [e for e in catalogue().values() if any(c[:2] == number for c in e.chapters)]
+def of_chapter(name: str) -> ErrorTable:
+    """The entries that lead to a chapter, such as ``'inside_ddp'``, in the catalogue's order."""
+    titles = re.compile(rf"\d\d_{name}(#|$)")
+    named = [e for e in catalogue().values() if any(map(titles.match, e.chapters))]
     return ErrorTable(named)
 
 

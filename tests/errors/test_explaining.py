@@ -142,7 +142,7 @@ def test_links_lead_to_the_published_book_if_the_package_says_where_it_is(tmp_pa
     with published("Repository, https://b.example", "Documentation, https://a.example/book/"):
         text = str(entry)
         with mock.patch.object(errors, "NOTEBOOKS", tmp_path / "gone"):
-            table = errors.of_chapter("09")._repr_markdown_()
+            table = errors.of_chapter("rung_4_distributed")._repr_markdown_()
     book = "https://a.example/book/notebooks"
     assert f"{book}/errors_ranks.html#port-in-use" in text
     assert f"{book}/errors_ranks.html#port-in-use" in table
