@@ -1,4 +1,4 @@
-"""*Download*, *Run on Kaggle*, *Open in Colab* under the title of each chapter, without a script.
+"""The ladder, *Download*, *Run on Kaggle*, *Open in Colab* under a chapter's title: no script.
 
 The notebooks for Kaggle and Colab are written into the site, so that it offers them wherever it is
 served from. Both can fetch them from GitHub, if the site is published there, and from nowhere else.
@@ -28,6 +28,30 @@ PANEL = """<details name="chapter-host">
 """
 
 
+# The chapters between two rungs that are about the lower one.
+ON_RUNG = {"faster_on_one_gpu": "2", "inside_ddp": "4"}
+
+
+def ladder(app, chapter, pathto):
+    """The rungs as links, that of the chapter lit."""
+    names = {
+        "1": _("CPU"),
+        "2": _("one GPU"),
+        "3": _("DP"),
+        "4": _("DDP"),
+        "5": _("FSDP"),
+    }
+    chapters = sorted(page for page in app.env.all_docs if re.match(r"notebooks/\d\d_", page))
+    rungs = {found[1]: page for page in chapters if (found := re.search(r"_rung_(\d)_", page))}
+    here = re.search(r"_rung_(\d)_|$", chapter)[1] or ON_RUNG.get(chapter[3:])
+    links = ""
+    for number, page in rungs.items():
+        lit = ' aria-current="true"' if number == here else ""
+        words = f"<b>{number}</b> {names[number]}"
+        links += f'<li><a href="{pathto(page)}"{lit}>{words}</a></li>'
+    return f'<nav class="rungs" aria-label="{_("The ladder")}"><ol>{links}</ol></nav>'
+
+
 def add_buttons(app, page, template, context, doctree):
     folder, _slash, chapter = page.partition("/")
     if not doctree or folder not in ("notebooks", "runs"):
@@ -45,7 +69,8 @@ def add_buttons(app, page, template, context, doctree):
             hosted += panel(_("Open in Colab"), steps_on_colab(notebook, more))
     source = context["pathto"](f"_sources/{context['sourcename']}", resource=True)
     buttons = BUTTONS.format(source=escape(source), download=_("Download"), hosted=hosted)
-    context["body"] = context["body"].replace("</h1>", f"</h1>{buttons}", 1)
+    above = ladder(app, chapter, context["pathto"]) if re.match(r"\d\d_", chapter) else ""
+    context["body"] = context["body"].replace("</h1>", f"</h1>{above}{buttons}", 1)
 
 
 def panel(label, steps):

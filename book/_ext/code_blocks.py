@@ -90,6 +90,18 @@ def label_folds(app, doctree):
             cell["prompt_show"], cell["prompt_hide"] = _("Show the code"), _("Hide the code")
 
 
+def fold_answers(app, doctree):
+    """What a cell prints is folded where the text above it asks the reader to predict it."""
+    asked = False
+    for node in doctree.findall():
+        if isinstance(node, nodes.strong) and node.astext() in ("Predict.", _("Predict.")):
+            asked = True
+        elif asked and getattr(node, "attributes", {}).get("nb_element") == "cell_code_output":
+            asked, cell = False, node.parent
+            cell["hide_mode"] = "all" if cell.get("hide_mode") else "output"
+            cell["prompt_show"], cell["prompt_hide"] = _("Show the answer"), _("Hide the answer")
+
+
 def name_folds(app, page, template, context, doctree):
     """What stands on a fold is its name, rather than "Toggle hidden content" for all of them."""
     if doctree:
@@ -120,7 +132,7 @@ def of_docstring(hunk):
 def setup(app):
     app.add_lexer("ipython-error", TracebackLexer)
     app.add_lexer("udiff", LinesLexer)
-    for change in (colour_code_cells, name_cells, label_folds, shorten_diffs):
+    for change in (colour_code_cells, name_cells, label_folds, fold_answers, shorten_diffs):
         app.connect("doctree-read", change)
     app.connect("html-page-context", name_folds)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -94,22 +94,29 @@ def theme_words(app, config):
     }
 
 
+class ChapterCard(nodes.Admonition, nodes.Element):
+    """How long a chapter takes and what it needs: not what it is about, for link previews."""
+
+
+def gather_card(app, doctree):
+    section = next(doctree.findall(nodes.section), None)
+    if section and is_italic(section[1]) and any("</details>" in n.astext() for n in section):
+        card = ChapterCard()
+        while "</details>" not in section[1].astext():
+            card += section.pop(1)
+        card += section.pop(1)
+        section.insert(1, card)
+
+
+def is_italic(node):
+    return isinstance(node, nodes.paragraph) and isinstance(node[0], nodes.emphasis)
+
+
 def describe(app, pagename, templatename, context, doctree):
-    """Add the description that search engines and link previews show: the first paragraph."""
-    if '"description"' in context.get("metatags", ""):
-        # The page brings its own, by ``html_meta`` at its top.
-        return
-    described = _("A page of {book}: {page}")
-    description = described.format(book=app.config.html_title, page=pagename)
-    if doctree:
-        paragraph = next(doctree.findall(nodes.paragraph), None)
-        if paragraph:
-            # The card of a chapter opens with bold words; its aim is what follows them.
-            lead = paragraph[0].astext() if isinstance(paragraph[0], nodes.strong) else ""
-            aim = paragraph.astext().removeprefix(lead if lead.endswith((":", "：")) else "")
-            description = " ".join(aim.split())
-            description = description[:1].upper() + description[1:]
-    add_description(context, description)
+    """Describe the pages that have no text, for search engines."""
+    if '"description"' not in context.get("metatags", ""):
+        described = _("A page of {book}: {page}")
+        add_description(context, described.format(book=app.config.html_title, page=pagename))
 
 
 def add_description(context, text):
@@ -133,8 +140,10 @@ def setup(app):
     app.add_config_value("digest_of_looks", digest_of_looks(), "env", str)
     app.add_transform(AnchorsOfTheBrowser)
     app.add_role("repository", Repository())
+    app.add_node(ChapterCard, html=(lambda self, node: None, lambda self, node: None))
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
     app.connect("config-inited", theme_words)
     app.connect("html-page-context", describe)
+    app.connect("doctree-read", gather_card)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -63,14 +63,16 @@ def test_a_diff_of_a_missing_file_and_a_broken_formula_fail_the_build(tmp_path):
 
 
 @pytest.mark.slow
-def test_formulas_become_mathml_and_cells_without_language_info_are_coloured(tmp_path):
+def test_formulas_become_mathml_cells_are_coloured_and_answers_folded(tmp_path):
+    source = "# A page\n\n$\\sqrt{\\alpha^2}$\n\n**Predict.** What is printed?"
+    output = {"output_type": "stream", "name": "stdout", "text": "nothing"}
     cells = [
-        {"cell_type": "markdown", "metadata": {}, "source": "# A page\n\n$\\sqrt{\\alpha^2}$"},
+        {"cell_type": "markdown", "metadata": {}, "source": source},
         {
             "cell_type": "code",
             "metadata": {},
             "source": "for i in range(3):\n    pass",
-            "outputs": [],
+            "outputs": [output],
             "execution_count": 1,
         },
     ]
@@ -79,13 +81,14 @@ def test_formulas_become_mathml_and_cells_without_language_info_are_coloured(tmp
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
     settings = {key: config[key] for key in ("suppress_warnings", "nb_ipywidgets_js")}
     settings |= {"nb_execution_mode": "off", "myst_enable_extensions": ["dollarmath"]}
-    extensions = ["myst_nb", "code_blocks", "mathml"]
+    extensions = ["myst_nb", "translation", "code_blocks", "mathml"]
     assert sphinx(tmp_path, extensions=extensions, **settings) == (0, "")
     page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
     assert page.select_one("math msqrt msup").text == "α2"
     # The root is at least as high as a line of text: its bar touches no letter.
     assert page.select_one("msqrt > mspace")["height"] == "0.9em"
     assert [span.text for span in page.select(".cell_input .k")] == ["for", "pass"]
+    assert page.select_one("details.hide .cell_output").text.strip() == "nothing"
 
 
 @pytest.fixture
