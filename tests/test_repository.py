@@ -113,7 +113,6 @@ PARTS = {
     "lint": "check .",
     "notebooks": "notebooks.xml",
     "package": "package.xml",
-    "site": "build .",
     "tools": "tools.xml",
 }
 
