@@ -72,7 +72,7 @@ def test_a_workflow_runs_only_what_a_laptop_runs():
     for command in commands:
         first, *words = shlex.split(command)
         if first == "make":
-            targets = {word for word in words if "=" not in word}
+            targets = {word for word in words if "=" not in word} - {"-k"}
             assert targets
             assert targets <= known, command
         else:
