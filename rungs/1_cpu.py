@@ -1,7 +1,6 @@
 """Rung 1, the CPU: train LeNet on Fashion-MNIST and say how good it is (options: --help)."""
 
 import argparse
-import math
 import os
 import tempfile
 import time
@@ -50,7 +49,7 @@ def evaluate(model, batches):
 
 
 def target(path):
-    """The file to write, behind any link. Tried before the training, not after it."""
+    """The file to write, behind any link: tried before the training, not after it."""
     path = Path(os.path.realpath(path))
     with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
         if path.is_file() or not path.exists():
@@ -68,20 +67,17 @@ def save(state, path):
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
 parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="images a step in a process")
+parser.add_argument("--batch-size", type=int, default=64, help="images per step, in each process")
 parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--save", type=Path, help="the file for the trained state dict")
+parser.add_argument("--save", type=target, help="the file for the trained state dict")
 args = parser.parse_args()
-if min(args.epochs, args.batch_size) < 1 or not 0 < args.lr < math.inf:
-    raise SystemExit("--epochs and --batch-size start at 1, --lr is above 0 and finite.")
-if args.save:
-    args.save = target(args.save)
+if min(args.epochs, args.batch_size, args.lr) <= 0:
+    raise SystemExit("--epochs, --batch-size and --lr are above 0.")
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
 except Exception as error:
-    why = " ".join(str(error).split())[:200]
-    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
+    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
 
 train_batches = DataLoader(train, args.batch_size, shuffle=True)
 test_batches = DataLoader(test, args.batch_size)
@@ -92,7 +88,7 @@ schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
 
 for epoch in range(1, args.epochs + 1):
     start = time.perf_counter()
-    total = 0  # becomes a tensor: one .item() an epoch, not one a step
+    total = 0  # becomes a tensor: one .item() per epoch, not per step
     model.train()
     for images, labels in train_batches:
         loss = F.cross_entropy(model(images), labels)
@@ -103,7 +99,7 @@ for epoch in range(1, args.epochs + 1):
         total += loss.detach() * len(images)  # by image: the last batch may be smaller
     loss = total.item() / len(train)
     norm = nn.utils.get_total_norm(model.parameters())
-    if not (math.isfinite(loss) and norm.isfinite()):
+    if not norm.isfinite():  # before anything is saved
         raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
     rate = len(train) / (time.perf_counter() - start)
     accuracy = evaluate(model, test_batches)

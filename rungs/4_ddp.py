@@ -1,7 +1,6 @@
 """Rung 4, DDP: torchrun --standalone --nproc-per-node=2 rungs/4_ddp.py (options: --help)."""
 
 import argparse
-import math
 import os
 import tempfile
 import time
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 class LeNet(nn.Sequential):
@@ -55,7 +54,7 @@ def evaluate(model, batches):
 
 
 def target(path):
-    """The file to write, behind any link. Tried before the training, not after it."""
+    """The file to write, behind any link: tried before the training, not after it."""
     path = Path(os.path.realpath(path))
     with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
         if path.is_file() or not path.exists():
@@ -73,35 +72,33 @@ def save(state, path):
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
 parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="images a step in a process")
+parser.add_argument("--batch-size", type=int, default=64, help="images per step, in each process")
 parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--save", type=Path, help="the file for the trained state dict")
+parser.add_argument("--save", type=target, help="the file for the trained state dict")
 args = parser.parse_args()
-if "LOCAL_WORLD_SIZE" not in os.environ:
-    raise SystemExit("Start this with torchrun, as its first lines say.")
-if min(args.epochs, args.batch_size) < 1 or not 0 < args.lr < math.inf:
-    raise SystemExit("--epochs and --batch-size start at 1, --lr is above 0 and finite.")
-if args.save and os.environ["RANK"] == "0":
-    args.save = target(args.save)
+if min(args.epochs, args.batch_size, args.lr) <= 0:
+    raise SystemExit("--epochs, --batch-size and --lr are above 0.")
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
 except Exception as error:
-    why = " ".join(str(error).split())[:200]
-    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({why}).") from None
+    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
 
-store, rank, ranks = next(dist.rendezvous("env://"))  # all ranks read and write this store
-store.set(f"GPU {rank}", str(torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])))
-own_gpu = all(store.get(f"GPU {r}") == b"True" for r in range(ranks))  # on each host, or none
-device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if own_gpu else "cpu")
-if own_gpu:
-    torch.cuda.set_device(device)  # for calls that name no device
-dist.init_process_group("nccl" if own_gpu else "gloo", device_id=device if own_gpu else None)
-print(f"training on {device}")
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+if device.type == "mps":  # PyTorch cannot send its tensors to another process
+    device = torch.device("cpu")
+processes = int(os.environ.get("LOCAL_WORLD_SIZE", 0))  # of this host; 0: not by torchrun
+if not processes or (device.type != "cpu" and processes > torch.accelerator.device_count()):
+    raise SystemExit("Start it with torchrun, a process per GPU (CUDA_VISIBLE_DEVICES= hides all).")
+if device.type != "cpu":
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))  # to each its own
+dist.init_process_group(dist.get_default_backend_for_device(device))
+rank, ranks = dist.get_rank(), dist.get_world_size()
 sampler = DistributedSampler(train)  # each process its share of the images
 train_batches = DataLoader(train, args.batch_size, sampler=sampler)
-test_batches = DataLoader(Subset(test, range(rank, len(test), ranks)), args.batch_size)
+test_batches = DataLoader(test, args.batch_size, sampler=range(rank, len(test), ranks))
 model = LeNet().to(device)
+print(f"training on {model[0].weight.device}")
 parallel = nn.parallel.DistributedDataParallel(model)  # averages gradients over all
 torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropout is not
 optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
@@ -110,7 +107,7 @@ schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
 
 for epoch in range(1, args.epochs + 1):
     start = time.perf_counter()
-    total = 0  # becomes a tensor: one .item() an epoch, not one a step
+    total = 0  # becomes a tensor: one .item() per epoch, not per step
     model.train()
     sampler.set_epoch(epoch)  # another order in each epoch
     for images, labels in train_batches:
@@ -124,7 +121,7 @@ for epoch in range(1, args.epochs + 1):
     dist.all_reduce(total)
     loss = total.item() / sampler.total_size
     norm = nn.utils.get_total_norm(model.parameters())
-    if not (math.isfinite(loss) and norm.isfinite()):
+    if not norm.isfinite():  # before anything is saved
         raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
     rate = len(train) / (time.perf_counter() - start)
     accuracy = evaluate(model, test_batches)
