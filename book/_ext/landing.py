@@ -1,24 +1,141 @@
-"""The landing page's numbers, diff and answer, read from the repository when the site is built.
+"""The landing page, read from the repository when the site is built.
 
-The roles: ``added`` counts the lines that one program of ``rungs/`` adds to another; ``stored``
-takes what a pattern's brackets match in the stored outputs of a chapter; ``count`` counts what the
-book holds. The directive ``changes`` shows a diff of two programs, ``explained`` a log and what the
-error clinic says to it. What is not found fails the build.
+The directive ``rungs`` is the ladder: what each rung needs for one model, calculated, and its
+program with the lines marked that it adds; radio buttons choose, without a script. ``chapters`` is
+the README's table of chapters and questions, ``explained`` a log and what the error clinic says to
+it; the role ``count`` counts what the book holds.
 """
 
 import difflib
 import json
 import re
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
+from controls import WithWords, raw
 from docutils import nodes
 from error_clinic import CATALOGUE, LINK, moved
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from translation import _
 
-from torchclinic import errors
+from torchclinic import errors, will_it_fit
 
-NO_BREAK = "\u00a0"  # between a number and its unit
+# GPT-2 with 1.5 billion parameters as the calculator has it, mixed precision, Adam.
+MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
+BATCH = 8
+GPU, CPU = 0.3 * 312e12, 1e12  # FLOP/s that training reaches: of an A100's peak; an assumption
+LINK_BETWEEN = {"latency": 10e-6, "bandwidth": 15.8e9}  # PCIe 3.0 x16, at most
+
+
+class Needs(NamedTuple):
+    gigabytes: float
+    seconds: float
+
+
+def needs(rung: str) -> Needs:
+    """Memory on each GPU (the first, under DP) and time of a step; two GPUs share the batch."""
+    gpus = 1 if rung in ("cpu", "gpu") else 2
+    cast = "bf16" if rung == "fsdp" else "bf16-mixed"  # FSDP casts also what autocast does not
+    model = will_it_fit.transformer(**MODEL, precision=cast, checkpointing=True)
+    memory = will_it_fit.memory_per_gpu(
+        model.parameters,
+        rung=rung,
+        gpus=gpus,
+        precision="bf16-mixed",
+        optimizer="adam",
+        activation_bytes=model.activation_bytes,
+        batch=BATCH / gpus,
+        largest_block=model.largest_block,
+        root=model.root,
+    )
+    alone = BATCH * model.flops / (CPU if rung == "cpu" else GPU)
+    sent = 4 * model.parameters
+    if rung == "dp":  # the weights go out and the gradients come back, and nothing hides it
+        seconds = alone / gpus + 2 * sent / LINK_BETWEEN["bandwidth"]
+    else:
+        way = "fsdp" if rung == "fsdp" else "ddp"
+        sent = 8 / 3 * model.parameters if rung == "fsdp" else sent
+        options = {"overlap": 0.5, "scaling": "strong", "rung": way}
+        seconds = alone / will_it_fit.speed_up(alone, sent, gpus, **LINK_BETWEEN, **options)
+    return Needs(memory.at_least / 1e9, seconds)
+
+
+def new_lines(below: list[str], lines: list[str]) -> list[str]:
+    """`lines`, with ``+ `` before those that `below` does not have and two spaces before others."""
+    return [line for line in difflib.ndiff(below, lines) if line[:2] in ("+ ", "  ")]
+
+
+def from_the_data_to_the_step(program: str) -> list[str]:
+    *_functions, set_up, loop, _save = program.split("\n\n")
+    return f"{set_up}\n\n{loop}".partition("\n        total +=")[0].splitlines()
+
+
+class Rungs(WithWords):
+    """``rungs``: YAML, for each rung its ``rung``, ``name``, ``program``, ``page`` and ``says``."""
+
+    def run(self):
+        rungs = self.read()
+        for rung in rungs:
+            file = Path(self.env.app.srcdir, "rungs", rung["program"])
+            self.env.note_dependency(str(file))
+            rung["text"] = file.read_text(encoding="utf-8")
+        words = [_("Rung"), _("New lines"), _("Memory, at least"), _("Time of a step")]
+        head = "".join(f"<span>{escape(word)}</span>" for word in words)
+        head = f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
+        parts = [raw(head), *self.rows(rungs)]
+        for number, rung in enumerate(rungs):
+            parts += self.panel(rung, rungs[max(0, number - 1)])
+        return [*parts, raw("</fieldset>")]
+
+    def rows(self, rungs):
+        parts, below = [], rungs[0]
+        for number, rung in enumerate(rungs, 1):
+            name, (gigabytes, seconds) = rung["rung"], needs(rung["rung"])
+            memory, time = gigabytes / 40, min(1, seconds / 2)  # of an A100; of two seconds
+            shown = f"{seconds:.0f}" if seconds > 9 else f"{seconds:.2g}"
+            _title, *lines = rung["text"].splitlines()
+            added = sum(line[0] == "+" for line in new_lines(below["text"].splitlines()[1:], lines))
+            below = rung
+            chosen = " checked" if name == "ddp" else ""
+            parts += [
+                raw(
+                    f'<input type="radio" name="rung" id="rung-{name}"{chosen}>'
+                    f'<label class="ladder-row" for="rung-{name}"><span><b>{number}</b> '
+                ),
+                self.words(rung["name"]),
+                raw(
+                    f"</span><span>{f'+{added}' if added else len(lines) + 1}</span>"
+                    f'<span style="--share: {memory:.3f}">{gigabytes:.0f} GB</span>'
+                    f'<span style="--share: {time:.3f}">{shown} s</span></label>'
+                ),
+            ]
+        return parts
+
+    def panel(self, rung, below):
+        lines = [from_the_data_to_the_step(program["text"]) for program in (below, rung)]
+        code = "\n".join(
+            f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
+            for line in new_lines(*lines)
+        )
+        says, _messages = self.parse_inline(rung["says"])
+        paragraph = nodes.paragraph(rung["says"], "", *says)
+        self.set_source_info(paragraph)
+        return [
+            raw(f'<div class="rung-panel" data-rung="{rung["rung"]}">'),
+            paragraph,
+            raw(f'<pre tabindex="0">{code}</pre></div>'),
+        ]
+
+
+class Chapters(SphinxDirective):
+    def run(self):
+        readme = Path(self.env.app.srcdir, "README.md")
+        self.env.note_dependency(str(readme))
+        rows = re.findall(r"^\| \[\d\d\]\((.*)\) \| (.*) \|$", readme.read_text("utf-8"), re.M)
+        lines = [f"| [](../{page}) | {question} |" for page, question in rows]
+        head = f"| {_('chapter')} | {_('question')} |\n| --- | --- |\n"
+        return self.parse_text_to_nodes(head + "\n".join(lines))
 
 
 class Told(SphinxRole):
@@ -32,28 +149,6 @@ class Told(SphinxRole):
         for file in files:
             self.env.note_dependency(file)
         return [nodes.Text(words)], []
-
-
-def added(root, names):
-    """As the chapters count: all lines but the program's title."""
-    files = [root / "rungs" / name for name in names.split()]
-    lines = difflib.ndiff(*(program(file) for file in files))
-    return files, str(sum(line.startswith("+ ") for line in lines))
-
-
-def program(file):
-    _title, *lines = file.read_text(encoding="utf-8").splitlines()
-    return ["", *lines]
-
-
-def stored(root, text):
-    chapter, pattern = text.split(" ", 1)
-    file = root / "notebooks" / f"{chapter}.ipynb"
-    outputs = "\n".join(outputs_of(file))
-    found = re.search(pattern, outputs)
-    if not found:
-        raise ValueError(f"no output of {chapter} has {pattern}")
-    return [file], found[1].replace(" ", NO_BREAK)
 
 
 def outputs_of(file):
@@ -72,19 +167,6 @@ def count(root, what):
         notebooks = [*chapters, *(root / "notebooks").glob("errors_*.ipynb")]
         return notebooks, f"{sum(len(list(outputs_of(file))) for file in notebooks):,}"
     raise ValueError(f"cannot count {what}")
-
-
-class Changes(SphinxDirective):
-    required_arguments = 2
-
-    def run(self):
-        files = [Path(self.env.app.srcdir, "rungs", name) for name in self.arguments]
-        for file in files:
-            self.env.note_dependency(file)
-        names = [f"rungs/{name}" for name in self.arguments]
-        lines = difflib.unified_diff(*map(program, files), *names, n=1, lineterm="")
-        text = "\n".join(lines)
-        return [nodes.literal_block(text, text, language="udiff")]
 
 
 class Explained(SphinxDirective):
@@ -109,9 +191,9 @@ def add_files(app, page, template, context, doctree):
 
 
 def setup(app):
-    for name, read in {"added": added, "stored": stored, "count": count}.items():
-        app.add_role(name, Told(read))
-    app.add_directive("changes", Changes)
+    app.add_role("count", Told(count))
+    app.add_directive("rungs", Rungs)
+    app.add_directive("chapters", Chapters)
     app.add_directive("explained", Explained)
     app.connect("html-page-context", add_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
