@@ -65,10 +65,17 @@ class ChapterNumber(int):
 
 
 def number_chapters(app, env):
+    """Chapters are notebooks: the other pages of a part have no number."""
     for page, contents in env.tocs.items():
+        titles = [env.titles[page], *contents.findall(nodes.reference)]
+        if page.startswith("book/"):
+            env.toc_secnumbers.pop(page, None)
+            for title in titles:
+                title.attributes.pop("secnumber", None)
+            continue
         numbers = env.toc_secnumbers.get(page, {})
         numbers.update({name: number_of(page, number) for name, number in numbers.items()})
-        for title in (env.titles[page], *contents.findall(nodes.reference)):
+        for title in titles:
             if "secnumber" in title:
                 title["secnumber"] = number_of(page, title["secnumber"])
     return []
