@@ -1,4 +1,4 @@
-"""The programs on the page about other ways to split a model print what the page says."""
+"""The programs on the pages about splitting a model and its estimates print what the pages say."""
 
 import contextlib
 import io
@@ -11,20 +11,21 @@ import torch
 
 from torchladder import launching
 
-PAGE = Path(__file__).resolve().parents[2] / "book" / "splitting_a_model.md"
+BOOK = Path(__file__).resolve().parents[2] / "book"
 PROGRAM_AND_OUTPUT = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
 @pytest.mark.slow
-def test_the_pages_programs_print_what_it_says(monkeypatch):
+@pytest.mark.parametrize(("page", "count"), [("splitting_a_model", 3), ("will_it_fit", 2)])
+def test_the_pages_programs_print_what_it_says(page, count, monkeypatch):
     monkeypatch.setattr(launching, "launch", partial(launching.launch, timeout=60))
-    text = PAGE.read_text(encoding="utf-8")
+    text = (BOOK / f"{page}.md").read_text(encoding="utf-8")
     programs = PROGRAM_AND_OUTPUT.findall(text)
-    assert len(programs) == text.count("```python") == 3
+    assert len(programs) == text.count("```python") == count
     # As in a notebook: functions of __main__ travel to the ranks with their code.
     names = {"__name__": "__main__"}
     with torch.random.fork_rng():
         for program, output in programs:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(program, str(PAGE), "exec"), names)
+                exec(compile(program, page, "exec"), names)
             assert printed.getvalue() == output
