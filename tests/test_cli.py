@@ -6,12 +6,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from torchclinic import cli
 
@@ -33,25 +33,74 @@ BAD_INPUT = {
     "inspect a_file": "a_file",
     "fix '' -o x.pt": "path is empty",
     "fix nosuch.pt -o x.pt": "nosuch.pt",
-    "fix a_file -o x.pt --for nosuch:Net": "--for nosuch:Net: ModuleNotFoundError",
-    "doctor --json x.json": "--json goes with --distributed, under torchrun",
+    "fix x.pt -o x.pt": "x.pt is the source",
+    "fix x.pt -o y.pt --key ema": "no weights under 'ema'",
+    "fix x.pt -o z.pt --for nosuch:Net": "--for nosuch:Net: ModuleNotFoundError",
+    "fix x.pt -o z.pt --for my_models:fails": "missing 1 required positional argument: 'width'",
+    "fix x.pt -o z.pt --for my_models:none": "no attribute 'none'",
+    "fix x.pt -o z.pt --for my_models:seven": "made a int, not a torch.nn.Module",
+    "fix x.pt -o z.pt --for my_models": "Give module:Model",
+    "fix x.pt -o z.pt --for ''": "--for : ValueError: Empty module name",
+    "fix x.pt -o z.pt --for exits:Net": "stands under if __name__ == '__main__'",
     "doctor --timeout 5": "--timeout goes with --distributed, under torchrun",
     "doctor --program .": "--program goes with --distributed, under torchrun",
-    "doctor --distributed --json ''": "--json is empty",
     "doctor --distributed --program ''": "--program is empty",
     "doctor --distributed": "RANK, LOCAL_RANK, WORLD_SIZE",
 }
 
 
-def test_bad_input_gets_one_sentence(capsys, tmp_path, monkeypatch):
+MODELS = """
+import torch
+def net():
+    return torch.nn.Linear(2, 1)
+def needs_numbers():
+    assert torch.ones(1).item() == 1
+    return net()
+def fails(width):
+    pass
+seven = lambda: 7
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with a checkpoint, with models to fit, and with what is neither."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("a_file").write_bytes(b"not a checkpoint")
+    Path("my_models.py").write_text(MODELS)
+    Path("exits.py").write_text("import sys; sys.exit(3)")
+    wrapped = nn.DataParallel(nn.Linear(2, 1))
+    torch.save({"net": wrapped.state_dict(), "epoch": 3}, "x.pt")
+    return sorted(os.listdir())
+
+
+def test_bad_input_gets_one_sentence_and_writes_nothing(capsys, files):
     for command, sentence in BAD_INPUT.items():
         status, out, err = answer(capsys, *shlex.split(command))
         assert (status, out) == (2, ""), command
         assert re.fullmatch(r"torchclinic (inspect|fix|doctor): .*\n", err), command
         assert sentence in err
+    assert sorted({*os.listdir()} - {"__pycache__"}) == files
+
+
+def test_fix_fits_a_model_of_the_current_folder_and_converts_its_numbers(capsys, files):
+    for name in ("net", "needs_numbers"):
+        options = ["-o", "y.pt", "--for", f"my_models:{name}", "--dtype", "bf16"]
+        status, out, err = answer(capsys, "fix", "x.pt", *options)
+        assert status == 0, err
+        assert "converted   2 tensors from float32 to bfloat16" in out
+        dtypes = {key: tensor.dtype for key, tensor in torch.load("y.pt").items()}
+        assert dtypes == {"weight": torch.bfloat16, "bias": torch.bfloat16}
+
+
+def test_inspect_fails_if_a_number_is_not_finite_and_it_was_asked(capsys, files):
+    torch.save({"w": torch.tensor([1.0, float("nan")])}, "nan.pt")
+    for options, status in (["x.pt", "--verify"], 0), (["nan.pt"], 0), (["nan.pt", "--verify"], 1):
+        code, out, _ = answer(capsys, "inspect", *options)
+        assert code == status
+        assert ("not finite  NaN or inf in 1 of 1 tensors: w (1)" in out) == ("nan.pt" in options)
+        assert "checksums   right" in out
 
 
 def test_a_bug_shows_its_traceback_though_it_is_a_value_error(monkeypatch):
@@ -144,7 +193,6 @@ def test_doctor_shows_versions_and_devices_and_fails_if_there_is_a_problem(capsy
     status, out, _ = answer(capsys, "doctor")
     assert status == 0
     assert f"torch {torch.__version__}" in out
-    assert f"torchvision {metadata.version('torchvision')}" in out
     assert "\ncpu " in out
     assert "No problem found." in out
     monkeypatch.setattr(cli, "find_problems", lambda: ["The GPU is on fire."])

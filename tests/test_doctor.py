@@ -1,6 +1,5 @@
 """`torchclinic doctor --distributed` finds what would end a long run, and names host and rank."""
 
-import json
 import os
 import re
 import signal
@@ -179,9 +178,8 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, started=2, **enviro
 
 
 @pytest.mark.slow
-def test_two_ranks_of_torchrun_get_an_ok(tmp_path):
-    file = tmp_path / "found.json"
-    command = [*TORCHRUN, "--nproc-per-node=2", *DOCTOR, "--program", __file__, "--json", file]
+def test_two_ranks_of_torchrun_get_an_ok():
+    command = [*TORCHRUN, "--nproc-per-node=2", *DOCTOR, "--program", __file__]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert "ChildFailedError" not in done.stderr
@@ -189,11 +187,6 @@ def test_two_ranks_of_torchrun_get_an_ok(tmp_path):
     assert lines[0].split()[:3] == ["host", "address", "ranks"]
     assert lines[0].endswith("program")
     assert re.fullmatch(r"OK: 2 ranks on 1 host agree; all-reduce [\d.]+ [kMG]B/s", lines[-1])
-    found = json.loads(file.read_text())
-    assert found["verdict"] == lines[-1]
-    assert [fact["torch"] for fact in found["facts"]] == [torch.__version__] * 2
-    assert found["all_reduce"][0]["bytes"] == 4000
-    assert [pair["ranks"] for pair in found["pairs"]] == [[0, 1]]
 
 
 @pytest.mark.slow

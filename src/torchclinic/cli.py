@@ -11,7 +11,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 
 from torchclinic import OLDEST_TORCH, UserError, __version__
@@ -79,8 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the file to write; one called .safetensors gets that format")  # fmt: skip
     add("--for", dest="model", metavar="MODULE:MODEL", help="fit the model that this makes: Net"
         " in my_models.py, called without arguments, is my_models:Net")  # fmt: skip
-    add("--partial", action="store_true", help="with --for: write what fits, if not all does")
     add("--key", help="where the weights are, such as model_ema, if in several places")
+    add("--dtype", choices=["fp32", "fp16", "bf16"], help="convert all floating-point tensors;"
+        " integers and booleans stay")  # fmt: skip
 
     hosts = "torchrun ... -m torchclinic doctor --distributed --program train.py"
     add = command("doctor", _doctor, "what this machine has, and what is wrong with it", hosts)
@@ -89,7 +89,6 @@ def _parser() -> argparse.ArgumentParser:
         help="with --distributed: how long a rank may take to answer (60)")  # fmt: skip
     add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
         " training program, that must be alike on all hosts")  # fmt: skip
-    add("--json", metavar="FILE", help="with --distributed: rank 0 writes what it found there")
     return parser
 
 
@@ -133,9 +132,7 @@ def _no_such(name: str) -> str:
 
     if not name:
         return "give a FILE with a log, pipe one in, or name an entry (see --help)."
-    known = list(errors.catalogue())
-    near = [entry for entry in known if name in entry]
-    near = [*dict.fromkeys(near + difflib.get_close_matches(name, known, cutoff=0.5))][:3]
+    near = difflib.get_close_matches(name, errors.catalogue(), cutoff=0.5)
     advice = f"The nearest entries: {', '.join(near)}" if near else "Give the file of a log."
     return f"no file and no entry is called {name}. {advice}"
 
@@ -159,12 +156,13 @@ def _fix(options: argparse.Namespace) -> None:
     unwrapped, without wrappers' prefixes, for the CPU, without what is not weights. FILE is
     written whole or not at all.
     """
+    import torch
+
     from torchclinic.checkpoints import fix_checkpoint
 
-    if options.partial and options.model is None:
-        raise UserError("--partial goes with --for: it writes what fits that model.")
     model = None if options.model is None else _model_named(options.model)
-    choices = {"key": options.key, "strict": not options.partial}
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    choices = {"key": options.key, "dtype": dtypes.get(options.dtype)}
     report = fix_checkpoint(options.path, options.target, model=model, **choices)
     try:
         print(report, flush=True)
@@ -189,15 +187,11 @@ def _model_named(name: str):
                 model = make()
         except RuntimeError:  # it computes with its weights
             model = make()
-    except SystemExit:
-        raise UserError(
-            f"--for {name}: importing {module} ran its top-level code, which ended the program. "
-            "Put that code under if __name__ == '__main__'."
-        ) from None
-    except Exception as error:  # of the user's module, in whatever way
+    except (Exception, SystemExit) as error:  # of the user's module, in whatever way
         raise UserError(
             f"--for {name}: {type(error).__name__}: {error}. Give module:Model, importable from "
-            "this folder or PYTHONPATH, that makes the model without arguments."
+            "this folder or PYTHONPATH, that makes the model without arguments. What the module "
+            "does as a program stands under if __name__ == '__main__'."
         ) from error
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"--for {name}: made a {type(model).__name__}, not a torch.nn.Module.")
@@ -211,7 +205,7 @@ def _doctor(options: argparse.Namespace) -> int:
     """Say which versions and devices this machine has, and every problem found. Exit status: 1 if
     there is a problem.
     """
-    for name in ("timeout", "program", "json"):
+    for name in ("timeout", "program"):
         value = getattr(options, name)
         if value == "":
             raise UserError(f"--{name} is empty.")
@@ -221,7 +215,7 @@ def _doctor(options: argparse.Namespace) -> int:
         from torchclinic import doctor
 
         timeout = 60 if options.timeout is None else options.timeout
-        status = doctor.run(timeout, options.program, options.json)
+        status = doctor.run(timeout, options.program)
         sys.stdout.flush()
         os._exit(status)  # a thread may hang in a collective, and would keep the process here
 
@@ -231,18 +225,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
     cuda = torch.version.cuda or torch.version.hip or "none"
     print(f"torchclinic {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(f"torch {torch.__version__} (CUDA {cuda}), torchvision {_version('torchvision')}\n")
+    print(f"torch {torch.__version__} (CUDA {cuda})\n")
     print(device_table(), end="\n\n")
     problems = [f"PROBLEM  {problem}" for problem in find_problems()]
     print(*problems or ["No problem found."], sep="\n")
     return 1 if problems else 0
-
-
-def _version(package: str) -> str:
-    try:  # of one that does not fit this torch, too, and whose import fails therefore
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def find_problems() -> Iterator[str]:

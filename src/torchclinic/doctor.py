@@ -31,7 +31,6 @@ import torch.distributed as dist
 from torchclinic import UserError, __version__
 from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
 from torchclinic.tables import Table, in_bytes
-from torchclinic.writing import atomic_file
 
 SIZES = [1000 * 4**i for i in range(1, 9)]  # bytes of an all-reduce: 4 kB to 66 MB
 ENOUGH = 0.2  # seconds; an all-reduce that takes longer is the last
@@ -58,7 +57,7 @@ SHOULD_AGREE = {
 }
 
 
-def run(timeout: float, program: str | None = None, json_file: str | None = None) -> int:
+def run(timeout: float, program: str | None = None) -> int:
     """Check the ranks of this torchrun; rank 0 prints what it finds. The exit status, 0 or 1.
 
     Parameters
@@ -67,8 +66,6 @@ def run(timeout: float, program: str | None = None, json_file: str | None = None
         Seconds that a rank may take to register, and again to join the others.
     program : str, optional
         A file or folder, such as the training program: its contents must be alike on all hosts.
-    json_file : str, optional
-        Rank 0 writes there what it found.
 
     Raises
     ------
@@ -89,7 +86,7 @@ def run(timeout: float, program: str | None = None, json_file: str | None = None
     try:
         store = connect(timeout)
         store.set(f"facts/{rank}", json.dumps(facts_of_rank(program)))
-        problems = _lead(store, timeout, json_file) if rank == 0 else _follow(store, rank, timeout)
+        problems = _lead(store, timeout) if rank == 0 else _follow(store, rank, timeout)
     except (dist.DistError, ConnectionError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         problems = [
@@ -259,7 +256,7 @@ def missing_ranks(store: dist.Store, key: str, ranks: Iterable[int], seconds: fl
     return missing
 
 
-def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]:
+def _lead(store: dist.Store, timeout: float) -> list[str]:
     """What rank 0 does: see who is there, give the order, print. Returns the problems."""
     world_size = int(os.environ["WORLD_SIZE"])
     silent = missing_ranks(store, "facts", range(world_size), timeout)
@@ -294,12 +291,6 @@ def _lead(store: dist.Store, timeout: float, json_file: str | None) -> list[str]
     print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
     store.set("end/0", json.dumps(problems))
     missing_ranks(store, "bye", {*range(1, world_size)} - {*silent}, GRACE)  # then the store may go
-    if json_file:
-        found = {"verdict": last, "facts": facts, "problems": problems, "warnings": warnings}
-        found["all_reduce"] = [{"bytes": size, "seconds": t} for size, t in times.items()]
-        found["pairs"] = [{"ranks": pair, "bytes_per_second": v} for pair, v in speeds.items()]
-        with atomic_file(json_file) as temporary:
-            temporary.write_text(json.dumps(found, indent=1))
     return problems
 
 

@@ -224,7 +224,6 @@ NO_ENTRY = {
     "'momentum'",
     "'gpu' is not a device. Write 'cpu', 'cuda', 'cuda:1' or 'mps'.",
     "rank 1 of 2 failed with ValueError: image 4711 is not an image",
-    "skip or reinit: LeNet has no 'classifier.6'; is it 'classifier.5'?",
     "",
     "No module named 'nets'",  # of any import: its traceback says that a file names the module
 }

@@ -12,19 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic.checkpoints.keys import COUNTER, Match, clean_names, removed_prefixes, wrapper_of
+from torchclinic.checkpoints import weights
+from torchclinic.checkpoints.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoints.loading import match_model, misfit
 from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
-from torchclinic.checkpoints.reports import Report, counted, lines, some
-from torchclinic.checkpoints.weights import (
-    choose,
-    describe,
-    not_finite,
-    not_finite_note,
-    oversized,
-    split,
-    ties,
-)
+from torchclinic.checkpoints.reports import Report, lines, some
 from torchclinic.modules import unwrapped
 from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
@@ -36,7 +28,7 @@ def fix_checkpoint(
     *,
     model: nn.Module | None = None,
     key: str | None = None,
-    strict: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Report:
     """Write the weights of any checkpoint as a plain state dict that loads on every rung.
 
@@ -50,11 +42,12 @@ def fix_checkpoint(
     dst : path
         The file to write, not the source; one called ``.safetensors`` gets that format.
     model : Module, optional
-        Whose keys the file gets: prefixes come and go as it needs, other keys are left out.
+        Whose keys the file gets: prefixes come and go as it needs, other keys are left out. It is
+        an error if a key of the model is missing or has another shape.
     key : str, optional
         Under which dotted key the state dict is, if there are several.
-    strict : bool
-        Refuse if the result would not load into `model`, for missing keys or other shapes.
+    dtype : torch.dtype, optional
+        To which all floating-point tensors are converted; integers and booleans stay.
 
     Returns
     -------
@@ -62,9 +55,9 @@ def fix_checkpoint(
         Printed, it is the whole report. Its attributes: ``names``, from the keys that were written
         to the source's; ``dropped``: what was left out, and what it is or why; ``cloned``: keys
         that showed a part of a larger storage; ``tied``: keys that were one tensor and still are;
-        ``not_finite``: how many numbers are NaN or infinite, by key; ``verified``: how many
-        storages were compared with their checksums; with ``strict=False``, ``missing_keys`` and
-        ``mismatched_shapes`` of the model.
+        ``converted``: of how many tensors the dtype changed, by "float32 to bfloat16" and the like;
+        ``not_finite``: how many numbers that were written are NaN or infinite, by key;
+        ``verified``: how many storages were compared with their checksums.
 
     Raises
     ------
@@ -89,42 +82,56 @@ def fix_checkpoint(
         raise CheckpointError(f"{target} is the source: name another file.")
     if model is None and (note := shard_note(checkpoint.path)):
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
-    where, weights = choose(checkpoint.tree, checkpoint.path, key)
-    found, rest = split(weights, checkpoint.path)
+    where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
+    found, rest = weights.split(state, checkpoint.path)
     if where:
         above = where.split(".")[0]
         rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
-    match = _match(checkpoint, found, model, strict)
-    dropped = {str(k): describe(value) for k, value in rest.items()}
-    taken = set(match.names.values())
+    names = _names(checkpoint, found, model)
+    dropped = {str(k): weights.describe(value) for k, value in rest.items()}
+    taken = set(names.values())
     for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
-    values = {new: found[old] for new, old in match.names.items()}
-    done = Report(
-        names=match.names,
-        dropped=dropped,
-        cloned=oversized(values),
-        tied=[names for names in ties(values) if len(names) > 1],
-        not_finite=not_finite(values),
-        verified=_write(checkpoint, values, target),
-        missing_keys=match.missing_keys,
-        mismatched_shapes=match.mismatched_shapes,
-    )
+    values = {new: found[old] for new, old in names.items()}
     devices = Counter(checkpoint.device(v) for v in values.values() if isinstance(v, Tensor))
+    done = Report(
+        names=names,
+        dropped=dropped,
+        cloned=weights.oversized(values),
+        tied=[names for names in weights.ties(values) if len(names) > 1],
+        verified=checkpoint.verify(values.items()),
+    )
+    done.converted = _convert(checkpoint.path, values, dtype) if dtype else {}
+    done.not_finite = weights.not_finite(values)
+    _write(checkpoint, values, target)
     done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
     return done
 
 
-def _match(checkpoint: Checkpoint, values: dict, model: nn.Module | None, strict: bool) -> Match:
-    """The keys to write and whose values they get; the model's that are missing or differ."""
+def _names(checkpoint: Checkpoint, values: dict, model: nn.Module | None) -> dict[str, str]:
+    """The keys to write, and whose values they get."""
     if model is None:
         names = clean_names(checkpoint.path, values, checkpoint.tree)
-        return Match({new: old for old, new in names.items()}, [], [], {})
+        return {new: old for old, new in names.items()}
     found = match_model(values, unwrapped(model))
-    if not found.names or (strict and (found.missing_keys or found.mismatched_shapes)):
-        way_out = "Nothing was written; strict=False (--partial) writes what fits."
-        raise misfit(checkpoint.path, unwrapped(model), found, way_out)
-    return found
+    if not found.names or found.missing_keys or found.mismatched_shapes:
+        raise misfit(checkpoint.path, unwrapped(model), found)
+    return found.names
+
+
+def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
+    """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many."""
+    counts: Counter[str] = Counter()
+    for first, *others in weights.ties(values):
+        old = values[first]
+        if old.is_floating_point() and old.dtype != dtype:
+            try:
+                weights.refuse_endless(first, old)
+                values |= dict.fromkeys([first, *others], old.to(dtype))
+            except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
+                raise CheckpointError(f"{path}: {error}") from error
+            counts[f"{old.dtype} to {dtype}".replace("torch.", "")] += 1 + len(others)
+    return dict(counts)
 
 
 def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) -> dict[str, Any]:
@@ -135,28 +142,23 @@ def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) ->
     tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
     return {
         "wrote": f"{kind}, {in_bytes(target.stat().st_size)}: {len(done.names)} entries{at}",
-        "prefix": [
-            f"{name!r} taken off {count} keys: put there by {wrapper_of(name, done.dropped)}"
-            for name, count in removed_prefixes(renamed).items()
-        ],
+        "taken_off": prefix_notes(removed_prefixes(renamed), done.dropped),
         "renamed": some((f"{a} -> {b}" for a, b in renamed.items()), 1),
         "moved": [
             f"{n} tensors from {device} to the CPU" for device, n in devices.items()
             if device != "cpu"
         ],
-        "not_finite": not_finite_note(done.not_finite, done.names),
+        "converted": [f"{n} tensors from {dtypes}" for dtypes, n in done.converted.items()],
+        "not_finite": weights.not_finite_note(done.not_finite, done.names),
         "cloned": some(done.cloned),
-        "missing": counted(done.missing_keys),
-        "other_shape": counted(done.mismatched_shapes),
         "tied": some(" = ".join(names) for names in done.tied),
         "left_out": some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
         "verified": tensors if done.verified else "nothing: there are no checksums",
     }  # fmt: skip
 
 
-def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> int:
-    """Write all of the file, or leave what was there; how many storages were verified."""
-    verified = checkpoint.verify(values.items())
+def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> None:
+    """Write all of the file, or leave what was there."""
     write = _write_safetensors if target.suffix == ".safetensors" else _write_torch
     try:
         with atomic_file(target) as temporary:
@@ -169,12 +171,11 @@ def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> i
             f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
             f"and {needed} of space in it?"
         ) from error
-    return verified
 
 
 def _write_torch(values: Mapping[str, Any], path: Path) -> None:
     written = dict(values)
-    for names in ties({key: values[key] for key in oversized(values)}):
+    for names in weights.ties({key: values[key] for key in weights.oversized(values)}):
         written |= dict.fromkeys(names, values[names[0]].clone())
     # torch's own writer takes small steps: with large ones the whole takes half the time.
     with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
@@ -185,16 +186,12 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
     """The format has no sharing: ties go into its notes."""
     state, notes = {}, {"format": "pt"}
     for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
-        what = describe(values[key])
+        what = weights.describe(values[key])
         raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
-    for first, *others in ties(values):
-        value, there = values[first], values[first].untyped_storage().nbytes()
-        if value.nbytes > 1e6 + there:  # a stride of 0: else 4 bytes fill the disk
-            raise CheckpointError(
-                f"{first!r} shows the same {in_bytes(there)} again and again, which would be "
-                f"{in_bytes(value.nbytes)} in safetensors."
-            )
-        is_whole = value.nbytes == there and value.is_contiguous()
+    for first, *others in weights.ties(values):
+        value = values[first]
+        weights.refuse_endless(first, value)
+        is_whole = value.nbytes == value.untyped_storage().nbytes() and value.is_contiguous()
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
         notes |= dict.fromkeys(others, first)  # as safetensors.torch.save_model says it
     save_file(state, path, notes)

@@ -73,6 +73,14 @@ def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
     return " over ".join(maker for maker, _ in groupby(makers))
 
 
+def prefix_notes(prefixes: Mapping[str, int], keys: Collection[str]) -> list[str]:
+    """A phrase for each prefix: on how many keys it is, and what put it there."""
+    return [
+        f"{prefix!r} on {count:,} keys: put there by {wrapper_of(prefix, keys)}"
+        for prefix, count in prefixes.items()
+    ]
+
+
 def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) -> dict[str, str]:
     """Names without wrappers for `keys`, when there is no model to compare with.
 

@@ -245,35 +245,25 @@ def _read_folder(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: {FOLDERS[name].format(path)}")
     if len(indices) == 1:
         return _read_shards(path / indices[0])
-    shards = [name for name in weights if shard_of(name)]
-    if shards and not indices:
-        count, index = shard_of(shards[0])
-        raise CheckpointError(
-            f"{path}: {len(shards)} of {count} shards, and no {index}, which says what is in "
-            "which. Copy the missing files here, too."
-        )
+    if weights and not indices and (note := shard_note(path / weights[0])):
+        raise CheckpointError(f"{path}: {weights[0]} is {note} The index is not there: copy it.")
     if len(weights) == 1:
         return open_checkpoint(path / weights[0])
     inside = some(names, 8) or "it is empty"
     raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside}).")
 
 
-def shard_of(name: str) -> tuple[int, str] | None:
-    """Of how many shards a file is one, by its name, and the name of their index.
-
-    >>> shard_of("model-00001-of-00002.safetensors")
-    (2, 'model.safetensors.index.json')
-    """
-    found = SHARD.search(name)
-    is_one = found and int(found[1]) > 1
-    return (int(found[1]), f"{SHARD.sub('', name)}.index.json") if is_one else None
-
-
 def shard_note(path: Path) -> str:
-    """What to say of a file that is one shard of several; else nothing."""
-    count, index = shard_of(path.name) or (1, "")
-    whole = f"one of {count} shards of a model. For the whole, name the folder, or {index} in it."
-    return whole if index else ""
+    """What to say of a file that is one shard of several, by its name; else nothing.
+
+    >>> shard_note(Path("hf/model-00001-of-00002.safetensors"))[:45]
+    'one of 2 shards of a model. For the whole, na'
+    """
+    found = SHARD.search(path.name)
+    if not found or int(found[1]) < 2:
+        return ""
+    index = f"{SHARD.sub('', path.name)}.index.json"
+    return f"one of {found[1]} shards of a model. For the whole, name the folder, or {index} in it."
 
 
 def _read_shards(index: Path) -> Checkpoint:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchclinic.checkpoints.pickles import StandIn, storage_id, walk
 from torchclinic.checkpoints.reading import CheckpointError
 from torchclinic.checkpoints.reports import some
+from torchclinic.tables import in_bytes
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
 WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "network", "module"}
@@ -175,6 +176,16 @@ def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
                 parts = (part.float() for part in parts)
             counts[key] = sum(part.numel() - int(part.isfinite().sum()) for part in parts)
     return {key: count for key, count in counts.items() if count}
+
+
+def refuse_endless(key: str, value: Tensor) -> None:
+    """Refuse what shows its numbers again and again: 4 bytes would fill the disk."""
+    there = value.untyped_storage().nbytes()
+    if value.nbytes > 1e6 + there:
+        raise CheckpointError(
+            f"{key!r} shows the same {in_bytes(there)} again and again, which would be "
+            f"{in_bytes(value.nbytes)} on the disk."
+        )
 
 
 def not_finite_note(counts: Mapping[str, int], keys: Collection[str]) -> str:
