@@ -23,7 +23,8 @@ from torchladder import data, models
 
 ROOT = Path(__file__).resolve().parent.parent
 ELASTIC = ROOT / "rungs" / "4_ddp_elastic.py"  # across two hosts: tools/test_two_hosts.py
-PROGRAMS = sorted(set((ROOT / "rungs").glob("[0-9]_*.py")) - {ELASTIC})
+FAST = ROOT / "rungs" / "4_ddp_fast.py"  # with two processes: test_fast_ddp.py
+PROGRAMS = sorted(set((ROOT / "rungs").glob("[0-9]_*.py")) - {ELASTIC, FAST})
 NAMES = [program.name for program in PROGRAMS]
 # What a rung adds to the one below, in lines: the ladder's promise.
 ADDED = {
@@ -33,6 +34,7 @@ ADDED = {
     ("3_dp.py", "4_ddp.py"): 27,
     ("4_ddp.py", "5_fsdp.py"): 17,
     ("4_ddp.py", "4_ddp_elastic.py"): 29,
+    ("4_ddp.py", "4_ddp_fast.py"): 120,
 }
 BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py")
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -362,10 +364,10 @@ def test_a_program_for_gpus_trains_on_them(name, options, tmp_path):
     assert {tensor.device.type for tensor in torch.load(path).values()} == {"cpu"}
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS, ELASTIC], ids=lambda path: path.name)
+@pytest.mark.parametrize("program", [*PROGRAMS, ELASTIC, FAST], ids=lambda path: path.name)
 def test_a_program_is_short_and_stands_alone(program):
     source = program.read_text()
-    assert len(source.splitlines()) <= (165 if program == ELASTIC else 145)
+    assert len(source.splitlines()) <= {ELASTIC: 165, FAST: 230}.get(program, 145)
     imported = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"numpy", "torch", "torchvision"}
 

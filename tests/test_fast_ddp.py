@@ -1,0 +1,71 @@
+"""The capstone of the ladder, ``rungs/4_ddp_fast.py``, on two processes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_rungs import few_images
+
+from torchladder import data
+
+PROGRAM = Path(__file__).resolve().parent.parent / "rungs" / "4_ddp_fast.py"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+pytestmark = pytest.mark.slow
+
+
+def run(*options, images=data.BUNDLED):
+    command = [sys.executable, *TORCHRUN, PROGRAM, "--data", images, "--epochs", "1", *options]
+    quiet = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "9", "CUDA_VISIBLE_DEVICES": ""}
+    env, limit = os.environ | quiet, 300
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=env)
+
+
+def test_it_trains_says_what_it_waits_for_and_traces_both_ranks(tmp_path):
+    options = ["--no-compile", "--workers", "1", "--lr", "0.1", "--report", "40"]
+    done = run(*options, "--bucket-mb", "0.1", "--trace", tmp_path)
+    assert done.returncode == 0, done.stderr
+    times = r"data [\d.]+, forward [\d.]+, backward [\d.]+, update [\d.]+ ms per step"
+    assert re.findall(rf"step (\d+): {times}, peak [\d,]+ MiB", done.stdout) == ["40", "80"]
+    loss, accuracy = re.search(r"epoch 1: loss (\S+), test ([\d.]+)%", done.stdout).groups()
+    assert float(loss) < 1.5
+    assert float(accuracy) > 65
+    for rank in (0, 1):
+        events = json.loads((tmp_path / f"rank{rank}.json").read_text())["traceEvents"]
+        assert sum(event["name"] == "gloo:all_reduce" for event in events) == 4  # in two steps
+
+
+def test_two_small_batches_per_step_are_one_of_twice_the_size(tmp_path):
+    few, states = few_images(tmp_path, 320), []
+    for size, parts in ((32, 1), (16, 2)):
+        options = ["--batch-size", size, "--accumulate", parts, "--save", tmp_path / "a.pt"]
+        exact = ["--no-compile", "--amp", "no", "--workers", 0, "--warm-up", 2]
+        done = run(*map(str, options + exact), images=few)
+        assert done.returncode == 0, done.stderr
+        states.append(torch.load(tmp_path / "a.pt"))
+    one, two = states
+    assert all(torch.allclose(one[key], two[key], rtol=0, atol=1e-5) for key in one)
+
+
+@pytest.mark.parametrize(
+    "options", [["--amp", "fp16", "--no-compile"], pytest.param([], marks=pytest.mark.long)]
+)
+def test_with_the_gradient_scaler_or_compiled_it_trains_too(options, tmp_path):
+    options = [*options, "--batch-size", "20", "--workers", "0"]
+    done = run(*options, images=few_images(tmp_path, 400))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\nepoch 1: loss 2\.\d+, test", done.stdout)
+
+
+def test_bad_input_gets_a_sentence(tmp_path):
+    for option, value, sentence in (
+        ("--warm-up", "0", "Numbers are above 0 (of --workers: not below).\n"),
+        ("--trace", "no/such", "Cannot write "),
+        ("--batch-size", "9000", f"--data {data.BUNDLED}: fewer images than one step takes.\n"),
+    ):
+        assert sentence in run("--workers", "0", option, value).stderr
