@@ -222,7 +222,6 @@ def test_the_notebooks_of_the_clinic_say_what_the_catalogue_says():
 NO_ENTRY = {
     "'Net' object has no attribute 'first'",
     "'momentum'",
-    "'gpu' is not a device. Write 'cpu', 'cuda', 'cuda:1' or 'mps'.",
     "rank 1 of 2 failed with ValueError: image 4711 is not an image",
     "",
     "No module named 'nets'",  # of any import: its traceback says that a file names the module
