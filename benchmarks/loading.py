@@ -1,7 +1,7 @@
-"""Batches of small images: whole batches out of memory, and one image at a time as the posts do.
+"""Batches of small images: whole batches out of memory, and one image at a time.
 
-The posts give torchvision's data set with its transforms to a DataLoader, in batches of 64. Both
-sides read the same images in the same order, and without augmentation their batches are equal.
+Most older code gives torchvision's data set with its transforms to a DataLoader, in batches of 64.
+Both sides read the same images in the same order; without augmentation their batches are equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OneByOne(FashionMNIST):
 
 
 def posts_loader(data: ImageData, *, workers: int = 0, augment: bool = False) -> DataLoader:
-    """Batches as the posts make them, in the order of `dataloader`."""
+    """Batches as older code makes them, in the order of `dataloader`."""
     transform = Compose([ToTensor(), Normalize(data.mean, data.std)])
     if augment:
         transform = Compose([RandomCrop(data.shape[1:], 2), RandomHorizontalFlip(), transform])
@@ -41,7 +41,7 @@ def posts_loader(data: ImageData, *, workers: int = 0, augment: bool = False) ->
 
 
 def assert_same_batches(data: ImageData, count: int, workers: int = 0) -> None:
-    """The first `count` batches of the posts, of `dataloader` and of `DeviceBatches` are equal."""
+    """The first `count` batches of older code, `dataloader` and `DeviceBatches` are equal."""
     ways = (
         posts_loader(data, workers=workers),
         dataloader(data, workers=workers),
@@ -106,6 +106,6 @@ def measure(full: bool = True) -> list[Result]:
         }
         for name, (workers, ours) in ways.items():
             theirs = posts_loader(data, workers=workers, augment=augment is not None)
-            what = f"Batches of 64 small images{words}, {name}: times the rate of the posts"
+            what = f"Batches of 64 small images{words}, {name}: times the rate of one at a time"
             results.append(compared(what, goal, theirs, ours, full))
     return results

@@ -1,8 +1,8 @@
-"""A training epoch as the posts write it, and what each change to it brings.
+"""A training epoch as older code writes it, and what each change to it brings.
 
-The posts read one image at a time through torchvision, print ``loss.item()`` every ten steps and
-save the state dict. Batch size, order, network and optimizer stay as they are, so the losses do.
-All of it in one thread: more threads would compute faster, but not read the posts' images faster.
+Older code reads one image at a time through torchvision, prints ``loss.item()`` every ten steps and
+saves the state dict. Batch size, order, network and optimizer stay as they are, so the losses do.
+All of it in one thread: more threads would compute faster, but not read single images faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchladder.models import LeNet, LinearConvNet
 
 #: Each with all changes above it.
 CHANGES = {
-    "as the posts write it": {},
+    "as older code writes it": {},
     "bytes in memory, a batch at a time": {"whole_batches": True},
     "loss read once, at the end": {"item": False},
     "a fused optimizer": {"fused": True},
@@ -38,12 +38,12 @@ CHANGES = {
 ROUNDING = {"autocast to bfloat16": 0.02}  # how far its losses may be off; the others' 1e-4
 NETS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # images of an epoch: quick, full
     "LeNet": (LeNet, 2_560, 12_000),
-    "the posts' net at 1/16": (partial(LinearConvNet, (1, 28, 28), width=1 / 16), 320, 960),
+    "LinearConvNet at 1/16": (partial(LinearConvNet, (1, 28, 28), width=1 / 16), 320, 960),
 }
 
 
 def posts_data(images: int) -> ImageData:
-    """Pixels from 0 to 1, as ``ToTensor`` makes them: the posts do not normalise further."""
+    """Pixels from 0 to 1, as ``ToTensor`` makes them: older code does not normalise further."""
     return dataclasses.replace(first_images(load_dataset(), images), mean=(0.0,), std=(1.0,))
 
 
@@ -114,7 +114,7 @@ def measure(full: bool = True) -> list[Result]:
 
 def chain(net: str, images: int, seconds: dict[str, list[float]]) -> list[Result]:
     """A row a change, times as fast as the one before; then the last against the first."""
-    results, start = [], seconds["as the posts write it"]
+    results, start = [], seconds["as older code writes it"]
     before = start
     for name, runs in list(seconds.items())[1:]:
         times = [f"{median(run):.2f}" for run in (before, runs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from statistics import median
 
 @dataclass
 class Result:
-    """`ratio` and its spread over the runs; the goal is a lower limit unless `at_most`.
+    """`ratio` and its range; the goal is a lower limit unless `at_most`.
 
-    One without a goal explains another.
+    The range is where the median of many more runs would lie (`of_median`, 95 %), else from the
+    lowest single run to the highest. A result without a goal explains another.
     """
 
     what: str
@@ -24,14 +26,15 @@ class Result:
     goal: float | None
     at_most: bool = False
     detail: str = ""
+    of_median: bool = False
 
     @property
     def met(self) -> str:
-        """Whether the goal is met: ``not sure`` if it lies within the spread."""
+        """Whether the goal is met, if it lies outside the range."""
         if self.goal is None:
             return ""
         if self.low < self.goal < self.high:
-            return "not sure"
+            return "cannot tell"
         return (
             "yes" if (self.ratio <= self.goal) == self.at_most or self.ratio == self.goal else "no"
         )
@@ -44,39 +47,65 @@ class Result:
 
     @classmethod
     def of_samples(cls, what, these: Sequence[float], those: Sequence[float], goal, **more):
-        """The ratio of two medians; low and high from the runs that lie furthest apart."""
-        ratio, low = median(these) / median(those), min(these) / max(those)
+        """The ratio of two medians; low and high from the ends of both ranges."""
         runs = min(len(these), len(those))
-        return cls(what, ratio, low, max(these) / min(those), runs, goal, **more)
+        (low, high), (least, most) = median_range(these), median_range(those)
+        more["of_median"] = runs >= ENOUGH
+        ratio = median(these) / median(those)
+        return cls(what, ratio, low / most, high / least, runs, goal, **more)
 
     @classmethod
     def of_pairs(cls, what, pairs: Sequence[tuple[float, float]], goal, **more):
         """The median of ratios whose two sides ran one after the other."""
-        ratios = [this / that for this, that in pairs]
-        return cls(what, median(ratios), min(ratios), max(ratios), len(ratios), goal, **more)
+        return cls.of_runs(what, [this / that for this, that in pairs], goal, **more)
 
     @classmethod
     def of_runs(cls, what, values: Sequence[float], goal, **more):
         """The median of values that stand for themselves."""
-        return cls(what, median(values), min(values), max(values), len(values), goal, **more)
+        low, high = median_range(values)
+        more["of_median"] = len(values) >= ENOUGH
+        return cls(what, median(values), low, high, len(values), goal, **more)
+
+
+ENOUGH = 6  # of fewer runs, even lowest and highest do not hold the median in 95 % of cases
+
+
+def median_range(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median of many more lies, in 95 % of cases; of few values, all of them."""
+    n, outside = len(values), 0
+    while 2 * sum(math.comb(n, i) for i in range(outside + 1)) <= 0.05 * 2**n:
+        outside += 1
+    outside = max(1, outside)
+    return sorted(values)[outside - 1], sorted(values)[-outside]
+
+
+def rounded(result: Result) -> list[str]:
+    """The result and its range, with no more digits than the range bears."""
+    wide = result.high - result.low > 0.1 * abs(result.ratio)
+    digits = 2 if wide else 3
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(result.ratio) or 1)))
+    ratio, low, high = (f"{v:,.{decimals}f}" for v in (result.ratio, result.low, result.high))
+    return [ratio, f"{low} to {high}{'' if result.of_median else ' (single runs)'}"]
 
 
 def table(results: list[dict]) -> str:
     """Results of ``results.json`` as the Markdown that the site's page includes."""
-    heads = ["What", "In numbers", "Measured", "Spread", "Runs", "Goal", "Met?"]
+    heads = ["What", "In numbers", "Result", "Range", "Runs", "Goal", "Met?"]
     rows = [heads, ["---"] * len(heads)]
     for result in (Result(**result) for result in results):
         # The site would make one dash of two.
         what = re.sub(r"--\S+", r"`\g<0>`", escape(result.what, quote=False))
         detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
-        spread = f"{result.low:.2f} to {result.high:.2f}"
         goal = "" if result.goal is None else f"{'≤' if result.at_most else '≥'} {result.goal:g}"
-        numbers = [f"{result.ratio:.2f}", spread, str(result.runs), goal, result.met]
+        numbers = [*rounded(result), str(result.runs), goal, result.met]
         rows.append([what, detail, *numbers])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def measured_on(machine: dict) -> str:
-    """A sentence on the machine and the date."""
-    facts = "; ".join(f"{name} {value}" for name, value in machine.items() if name != "date")
-    return f"Measured on {machine['date']}. {facts}."
+def measured_on(machines: Sequence[dict]) -> str:
+    """A line for each machine, with the days."""
+    days: dict[str, set[str]] = {}
+    for machine in machines:
+        facts = [f"{name} {value}" for name, value in machine.items() if name != "date"]
+        days.setdefault("; ".join(facts), set()).add(machine["date"])
+    return "\n".join(f"- {facts}: {', '.join(sorted(when))}" for facts, when in days.items())

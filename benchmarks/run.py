@@ -24,7 +24,7 @@ RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
 # For each, measure(full) of the module of that name gives a list of results.
 GROUPS = (
-    "launching", "loading", "loop", "posts_epoch", "rungs", "ddp_costs", "checkpoints", "kills",
+    "launching", "loading", "loop", "posts_epoch", "rungs", "checkpoints", "kills",
 )  # fmt: skip
 
 
@@ -55,11 +55,13 @@ def show(group, stored):
 
 
 def write_tables():
-    """For each group in ``results.json``, the table that the page includes."""
+    """What the page includes: a table for each group in ``results.json``, and the machines."""
     TABLES.mkdir(exist_ok=True)
-    for name, group in json.loads(RESULTS.read_text()).items():
-        parts = [table(group["results"]), measured_on(group["machine"])]
-        (TABLES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    groups = json.loads(RESULTS.read_text())
+    texts = {name: table(group["results"]) for name, group in groups.items()}
+    machines = measured_on([group["machine"] for group in groups.values()])
+    for name, text in {**texts, "machines": machines}.items():
+        (TABLES / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
 
 
 def main(names, full):

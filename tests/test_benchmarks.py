@@ -8,15 +8,27 @@ from types import SimpleNamespace
 
 import pytest
 import run
-from results import Result, table
+from results import Result, median_range, table
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_a_ratio_of_samples_has_the_spread_of_the_runs_furthest_apart():
+def test_a_ratio_of_few_samples_has_the_range_of_the_runs_furthest_apart():
     result = Result.of_samples("x", [4, 5, 6], [2, 1, 2], 2)
     assert (result.ratio, result.low, result.high, result.runs) == (2.5, 2.0, 6.0, 3)
     assert result.met == "yes"
+    assert not result.of_median
+
+
+def test_of_six_runs_or_more_the_range_is_that_of_the_median():
+    assert [median_range(range(1, n + 1)) for n in (5, 6, 9, 31)] == [
+        (1, 5),
+        (1, 6),
+        (2, 8),
+        (10, 22),
+    ]
+    row = table([dataclasses.asdict(Result.of_runs("x", range(1, 32), 9))]).splitlines()[2]
+    assert row == "| x |  | 16 | 10 to 22 | 31 | ≥ 9 | yes |"
 
 
 def test_a_ratio_of_pairs_compares_each_run_with_the_one_beside_it():
@@ -31,8 +43,8 @@ def test_a_ratio_of_pairs_compares_each_run_with_the_one_beside_it():
         (1.6, 2.0, False, "no"),
         (1.6, 2.0, True, "yes"),
         (2.0, 2.4, True, "no"),
-        (1.9, 2.1, False, "not sure"),
-        (1.9, 2.1, True, "not sure"),
+        (1.9, 2.1, False, "cannot tell"),
+        (1.9, 2.1, True, "cannot tell"),
     ],
 )
 def test_the_page_says_that_a_goal_is_met_only_where_all_runs_agree(low, high, at_most, word):
@@ -44,7 +56,7 @@ def test_the_page_says_that_a_goal_is_met_only_where_all_runs_agree(low, high, a
 
 def test_what_explains_a_result_has_no_goal_to_meet():
     row = table([dataclasses.asdict(Result("x", 0.5, 0.4, 0.6, 3, None))]).splitlines()[2]
-    assert row == "| x |  | 0.50 | 0.40 to 0.60 | 3 |  |  |"
+    assert row == "| x |  | 0.50 | 0.40 to 0.60 (single runs) | 3 |  |  |"
 
 
 def test_only_a_full_run_is_stored(monkeypatch, tmp_path, capsys):
@@ -56,11 +68,11 @@ def test_only_a_full_run_is_stored(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "launching", module)
     run.main(["launching"], full=True)
     stored = run.RESULTS.read_text()
-    assert "| 2.00 |" in (run.TABLES / "launching.md").read_text()
+    assert "| 2.0 |" in (run.TABLES / "launching.md").read_text()
     run.main(["launching"], full=False)
     assert run.RESULTS.read_text() == stored
     said = capsys.readouterr().out
-    assert "x: 3.00 (1.00 to 3.00, n=5), goal <= 2.5, met: not sure, stored 2.00" in said
+    assert "x: 3.00 (1.00 to 3.00, n=5), goal <= 2.5, met: cannot tell, stored 2.00" in said
 
 
 def test_the_stored_results_name_their_machine_and_have_a_spread():
