@@ -171,6 +171,7 @@ scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
 profiler = torch.profiler.profile(
     schedule=torch.profiler.schedule(wait=10, warmup=2, active=2, repeat=1),
     on_trace_ready=lambda p: p.export_chrome_trace(f"{args.trace}/rank{rank}.json"),
+    acc_events=True,  # PyTorch 2.10 warns without
 )
 step, moments = 0, []
 if args.trace:
