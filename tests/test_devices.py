@@ -34,6 +34,11 @@ def _fake_tensors_need_no_gpu(monkeypatch):
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None, raising=False)
 
 
+def accelerators(monkeypatch, kind, count):
+    for name, value in {"current_accelerator": torch.device(kind), "device_count": count}.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda value=value, **_: value)
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -68,6 +73,7 @@ def two_t4s(monkeypatch):
     }
     for name, value in pretended.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    accelerators(monkeypatch, "cuda", 2)
     return current
 
 
@@ -94,9 +100,15 @@ def test_with_two_gpus_it_is_the_one_asked_for(two_t4s):
     assert [try_gpu(2), named_device("meta"), named_device(CUDA1)] == [CPU, META, CUDA1]
 
 
-def test_an_apple_gpu_is_a_gpu(mps):
-    assert [try_gpu(), try_gpu(1), named_device("mps")] == [MPS, CPU, MPS]
-    assert try_all_gpus() == [MPS]
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_a_gpu_of_another_maker_is_a_gpu(monkeypatch, kind):
+    accelerators(monkeypatch, kind, 1)
+    assert [try_gpu(), try_gpu(1)] == [torch.device(kind, 0), CPU]
+    assert try_all_gpus() == [torch.device(kind, 0)]
+
+
+def test_an_apple_gpu_can_be_named(mps):
+    assert named_device("mps") == MPS
 
 
 def refused(name) -> str:
@@ -126,9 +138,10 @@ def test_a_gpu_too_many_is_refused_and_those_there_are_counted(two_t4s):
 
 
 def test_the_reason_for_no_cuda_is_the_build_what_hides_the_gpus_or_the_driver(no_gpu, monkeypatch):
-    real, driver = Path.exists, [True]
-    pretended = lambda p: driver[0] if str(p) == "/proc/driver/nvidia" else real(p)  # noqa: E731
-    monkeypatch.setattr(Path, "exists", pretended)
+    def no_driver():
+        raise RuntimeError("Found no NVIDIA driver.\nMore on it")
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     for value in ("", " ", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
@@ -136,8 +149,8 @@ def test_the_reason_for_no_cuda_is_the_build_what_hides_the_gpus_or_the_driver(n
         assert why_no_cuda() == expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert why_no_cuda().startswith("torch found no usable GPU; run nvidia-smi")
-    driver[0] = False
-    assert why_no_cuda().startswith("no NVIDIA driver is loaded on this machine;")
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    assert why_no_cuda() == "Found no NVIDIA driver."
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert why_no_cuda().startswith("this build of torch has no CUDA support;")
 

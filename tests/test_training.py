@@ -229,8 +229,9 @@ def test_rung_gpu_takes_the_first_gpu_or_says_why_there_is_none(monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"No GPU for rung 'gpu': .*Rung 'cpu' runs every"):
             get_device("gpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: cuda)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     assert get_device("gpu") == torch.device("cuda:0")
     assert get_device("cpu") == torch.device("cpu")
 

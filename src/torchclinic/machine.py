@@ -23,8 +23,10 @@ def why_no_cuda() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.replace("-1", "").strip():
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU; unset it and start again."
-    if not Path("/proc/driver/nvidia").exists():
-        return "no NVIDIA driver is loaded on this machine; without a GPU, use the CPU."
+    try:
+        torch.cuda.init()  # unlike is_available(), it raises the reason
+    except RuntimeError as error:
+        return str(error).splitlines()[0].rstrip(".") + "."
     return "torch found no usable GPU; run nvidia-smi to see whether the driver does."
 
 

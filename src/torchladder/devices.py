@@ -8,10 +8,10 @@ from torchclinic.machine import why_no_cuda
 
 
 def try_all_gpus() -> list[torch.device]:
-    """Every GPU of this machine, Apple's too, or ``[device(type='cpu')]`` if it has none."""
-    if torch.cuda.is_available():
-        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    return [torch.device("mps" if torch.mps.is_available() else "cpu")]
+    """Every GPU of this machine, whoever makes it, or ``[device(type='cpu')]`` if it has none."""
+    gpu = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    count = torch.accelerator.device_count()
+    return [gpu] if gpu.type == "cpu" else [torch.device(gpu.type, i) for i in range(count)]
 
 
 def try_gpu(i: int = 0) -> torch.device:
