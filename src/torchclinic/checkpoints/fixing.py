@@ -12,11 +12,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic.checkpoints import weights
 from torchclinic.checkpoints.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoints.loading import match_model, misfit
 from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
 from torchclinic.checkpoints.reports import Report, lines, some
+from torchclinic.checkpoints.weights import (
+    choose,
+    describe,
+    not_finite,
+    not_finite_note,
+    oversized,
+    refuse_endless,
+    split,
+    ties,
+)
 from torchclinic.modules import unwrapped
 from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
@@ -82,13 +91,13 @@ def fix_checkpoint(
         raise CheckpointError(f"{target} is the source: name another file.")
     if model is None and (note := shard_note(checkpoint.path)):
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
-    where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
-    found, rest = weights.split(state, checkpoint.path)
+    where, state = choose(checkpoint.tree, checkpoint.path, key)
+    found, rest = split(state, checkpoint.path)
     if where:
         above = where.split(".")[0]
         rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
     names = _names(checkpoint, found, model)
-    dropped = {str(k): weights.describe(value) for k, value in rest.items()}
+    dropped = {str(k): describe(value) for k, value in rest.items()}
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
@@ -97,12 +106,12 @@ def fix_checkpoint(
     done = Report(
         names=names,
         dropped=dropped,
-        cloned=weights.oversized(values),
-        tied=[names for names in weights.ties(values) if len(names) > 1],
+        cloned=oversized(values),
+        tied=[names for names in ties(values) if len(names) > 1],
         verified=checkpoint.verify(values.items()),
     )
     done.converted = _convert(checkpoint.path, values, dtype) if dtype else {}
-    done.not_finite = weights.not_finite(values)
+    done.not_finite = not_finite(values)
     _write(checkpoint, values, target)
     done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
     return done
@@ -122,11 +131,11 @@ def _names(checkpoint: Checkpoint, values: dict, model: nn.Module | None) -> dic
 def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
     """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many."""
     counts: Counter[str] = Counter()
-    for first, *others in weights.ties(values):
+    for first, *others in ties(values):
         old = values[first]
         if old.is_floating_point() and old.dtype != dtype:
             try:
-                weights.refuse_endless(first, old)
+                refuse_endless(first, old)
                 values |= dict.fromkeys([first, *others], old.to(dtype))
             except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
                 raise CheckpointError(f"{path}: {error}") from error
@@ -149,7 +158,7 @@ def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) ->
             if device != "cpu"
         ],
         "converted": [f"{n} tensors from {dtypes}" for dtypes, n in done.converted.items()],
-        "not_finite": weights.not_finite_note(done.not_finite, done.names),
+        "not_finite": not_finite_note(done.not_finite, done.names),
         "cloned": some(done.cloned),
         "tied": some(" = ".join(names) for names in done.tied),
         "left_out": some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
@@ -175,7 +184,7 @@ def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> N
 
 def _write_torch(values: Mapping[str, Any], path: Path) -> None:
     written = dict(values)
-    for names in weights.ties({key: values[key] for key in weights.oversized(values)}):
+    for names in ties({key: values[key] for key in oversized(values)}):
         written |= dict.fromkeys(names, values[names[0]].clone())
     # torch's own writer takes small steps: with large ones the whole takes half the time.
     with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
@@ -186,11 +195,11 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
     """The format has no sharing: ties go into its notes."""
     state, notes = {}, {"format": "pt"}
     for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
-        what = weights.describe(values[key])
+        what = describe(values[key])
         raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
-    for first, *others in weights.ties(values):
+    for first, *others in ties(values):
         value = values[first]
-        weights.refuse_endless(first, value)
+        refuse_endless(first, value)
         is_whole = value.nbytes == value.untyped_storage().nbytes() and value.is_contiguous()
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
         notes |= dict.fromkeys(others, first)  # as safetensors.torch.save_model says it
