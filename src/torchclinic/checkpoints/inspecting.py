@@ -8,11 +8,21 @@ from typing import Any
 
 from torch import Tensor
 
-from torchclinic.checkpoints import weights
 from torchclinic.checkpoints.keys import clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoints.pickles import StandIn, walk
 from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
 from torchclinic.checkpoints.reports import Report, lines, some
+from torchclinic.checkpoints.weights import (
+    choose,
+    describe,
+    kind_of,
+    not_finite,
+    not_finite_note,
+    oversized,
+    split,
+    state_dicts,
+    ties,
+)
 from torchclinic.tables import in_bytes
 
 QUICK = 200e6  # bytes whose checksums take no time worth an option
@@ -67,13 +77,13 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     checkpoint = open_checkpoint(path)
     where, keys, names, note = None, {}, {}, ""
     try:
-        where, state = weights.choose(checkpoint.tree, checkpoint.path)
+        where, state = choose(checkpoint.tree, checkpoint.path)
         keys = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         names = clean_names(checkpoint.path, keys, checkpoint.tree)
-        weights.split(state, checkpoint.path)  # what fix would refuse
+        split(state, checkpoint.path)  # what fix would refuse
     except CheckpointError as error:
         note = str(error)
-    groups = weights.ties(keys)
+    groups = ties(keys)
     size = sum(file.stat().st_size for file in checkpoint.files)
     reads = verify or (verify is None and size < QUICK)
     found = Report(
@@ -85,13 +95,13 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         devices={k: checkpoint.device(t) for k, t in keys.items()} if checkpoint.devices else {},
         prefixes=removed_prefixes(names),
         shared=[names for names in groups if len(names) > 1],
-        oversized=weights.oversized(keys),
+        oversized=oversized(keys),
         checksums=_checksums(checkpoint, reads),
-        not_finite=weights.not_finite(keys) if reads else None,
+        not_finite=not_finite(keys) if reads else None,
         imports=checkpoint.imports,
     )
     found.advice = [note] if note else list(_advice(found, Path(path)))
-    others = [name for name in weights.state_dicts(checkpoint.tree) if name != where]
+    others = [name for name in state_dicts(checkpoint.tree) if name != where]
     found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", others)
     return found
 
@@ -99,12 +109,12 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
 def _contents(tree: Any, where: str | None) -> dict[str, str]:
     """Names and descriptions of what is at the top level; of weights, what is beside them."""
     if not isinstance(tree, dict) or isinstance(tree, StandIn):
-        return {"": weights.describe(tree)}
+        return {"": describe(tree)}
     values = {id(value): value for value in tree.values() if where or not isinstance(value, Tensor)}
     # Once each: one may stand often.
-    words = {i: weights.describe(value) for i, value in values.items()}
+    words = {i: describe(value) for i, value in values.items()}
     inside = {str(key): words[id(value)] for key, value in tree.items() if id(value) in words}
-    return inside if where else {"": weights.describe(tree)} | inside
+    return inside if where else {"": describe(tree)} | inside
 
 
 def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
@@ -145,9 +155,9 @@ def _text(found: Report, head: str, others: list[str]) -> str:
         holds[12:-2] = [f"... {len(holds) - 14:,} more ..."]
     finite = "not read: verify=True (--verify) looks for NaN and inf"
     if found.not_finite is not None:
-        finite = weights.not_finite_note(found.not_finite, keys)
+        finite = not_finite_note(found.not_finite, keys)
     total = f"{len(keys):,} tensors, {found.parameters:,} numbers, "
-    total += in_bytes(sum(keys[names[0]].nbytes for names in weights.ties(keys)))
+    total += in_bytes(sum(keys[names[0]].nbytes for names in ties(keys)))
     if found.devices:
         total += f", saved on {', '.join(sorted({*found.devices.values()}))}"
     return lines(
@@ -173,7 +183,7 @@ def _text(found: Report, head: str, others: list[str]) -> str:
 def _table(keys: Mapping[str, Tensor]) -> list[str]:
     """A line a tensor: name, shape, dtype."""
     names = {key: key if len(key) < 45 else f"{key[:20]}...{key[-21:]}" for key in keys}
-    rows = [f"  {names[key]:44}  {weights.kind_of(tensor)}" for key, tensor in keys.items()]
+    rows = [f"  {names[key]:44}  {kind_of(tensor)}" for key, tensor in keys.items()]
     return (
         [*rows[:12], f"  ... {len(rows) - 16:,} more ...", *rows[-4:]] if len(rows) > 17 else rows
     )
