@@ -1,65 +1,17 @@
-"""The API reference: who uses each name, what each command prints, and what autodoc gets wrong.
+"""The API reference: what each command prints, and what autodoc gets wrong."""
 
-Nobody keeps a list of chapters and clinic pages: the notebooks' code says which names it imports
-from the packages, and which attributes of their modules it takes, such as ``training.train``.
-"""
-
-import json
 import os
 import re
-from collections import defaultdict
 from contextlib import redirect_stdout, suppress
-from functools import cache
 from io import StringIO
-from pathlib import Path
 from unittest.mock import patch
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
-from translation import _
 
 from torchclinic import cli
 
-IMPORT = re.compile(
-    r"^ *from (torch(?:ladder|clinic)[\w.]*) import ([\w ,]+|\([^)]+\))", re.MULTILINE
-)
 LINES = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
-
-
-def names_used(code):
-    """The full names, from the package on, that code uses; it need not be all Python."""
-    known = {}
-    for module, names in IMPORT.findall(code):
-        for name in names.strip("()").split(","):
-            name, _as, other = name.strip().partition(" as ")
-            known[other or name] = f"{module}.{name}"
-    chains = re.findall(r"(?<![\w.])([A-Za-z_]\w*)((?:\.\w+)*)", code)
-    return {known[first] + rest for first, rest in chains if first in known}
-
-
-@cache
-def notebooks_by_name(folder):
-    """For each full name the notebooks that use it, in the order of the book."""
-    users = defaultdict(list)
-    for notebook in sorted(Path(folder).glob("*.ipynb")):
-        cells = json.loads(notebook.read_bytes())["cells"]
-        code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-        for name in names_used(code):
-            users[name].append(notebook.stem)
-    return users
-
-
-def add_users(app, what, name, obj, options, lines):
-    """Append a field; napoleon has made fields of the sections by now."""
-    folder = Path(app.srcdir, "notebooks")
-    links = []
-    for user in notebooks_by_name(folder).get(name, []):
-        app.env.note_dependency(folder / f"{user}.ipynb")
-        number, _underscore, rest = user.partition("_")
-        label = number if number.isdigit() else _("clinic: {page}").format(page=rest)
-        links.append(f":doc:`{label} </notebooks/{user}>`")
-    if links and what != "module":
-        lines += ["", ":{}: {}".format(_("Used in"), ", ".join(links)), ""]
 
 
 def write_factories(app, what, name, obj, options, signature, returns):
@@ -116,5 +68,4 @@ def setup(app):
     app.connect("autodoc-process-signature", write_factories)
     app.connect("html-page-context", lines_of_signatures)
     app.connect("missing-reference", leave_as_code)
-    app.connect("autodoc-process-docstring", add_users, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
