@@ -260,11 +260,11 @@ HERE, THERE = [f"{SHORT},is_host=1", AT], [f"{SHORT},is_host=0", AT]
 OWN = [f"--local-addr={address}" for address in ADDRESSES]
 NAMED, LO, ETH1 = ({"GLOO_SOCKET_IFNAME": name} for name in (DEVICE, "lo", "eth1"))
 STATIC = ["--rdzv-backend=static"]
-DEBIAN = {"own_address": "127.0.1.1"}  # then an end point that is an address is no host's own
+DEBIAN = {"own_address": "127.0.1.1"}  # then an endpoint that is an address is no host's own
 # The options of both hosts (None: it is not started), and what else is other than usual.
 FAULTS = {
     "the first host never starts": (None, [SHORT], {}),
-    "each host's own name stands for 127.0.1.1, and the end point is an address: no host takes "
+    "each host's own name stands for 127.0.1.1, and the endpoint is an address: no host takes "
     "it for its own": ([SHORT, AT], [SHORT, AT], DEBIAN),
     "the same with is_host=1 and 0: the hosts meet, their ranks do not": (HERE, THERE, DEBIAN),
     "the same with is_host, --local-addr and GLOO_SOCKET_IFNAME: it trains": (
