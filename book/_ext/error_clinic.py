@@ -10,7 +10,7 @@ written into the site as a script, so that the page works from a file, too.
 import json
 import re
 from pathlib import Path
-from posixpath import normpath, relpath
+from posixpath import relpath
 
 from controls import WithWords, raw
 from docutils import nodes
@@ -46,11 +46,8 @@ class Anchors(SphinxTransform):
         if not (page := NOTEBOOK.fullmatch(self.env.docname)):
             return
         self.env.note_dependency(CATALOGUE)
-        sections = [
-            section
-            for section in self.document.findall(nodes.section)
-            if isinstance(section.parent, nodes.section) and section.parent.parent is self.document
-        ]
+        top = self.document.next_node(nodes.section)
+        sections = [child for child in top if isinstance(child, nodes.section)]
         wanted = entries(page[1])
         if len(sections) == len(wanted):
             for section, error in zip(sections, wanted, strict=True):
@@ -80,7 +77,7 @@ def name_section(document, section, name):
 
 
 class Index(SphinxDirective):
-    """The entries of a part: message, cause, what to do, and where one meets it."""
+    """The entries of a part: message, cause, what to do, where one meets it, code that works."""
 
     required_arguments = 1
 
@@ -95,6 +92,9 @@ class Index(SphinxDirective):
             # In the language of the edition already.
             words, classes = facts(error), ["error-facts"]
             parts += [nodes.paragraph("", words, classes=classes, translatable=False)]
+            if error.works:
+                code = nodes.literal_block(error.works, error.works, language="ipython3")
+                parts += [nodes.container("", code, classes=["error-works"])]
             index += nodes.list_item("", *(part for part in parts if part.astext()))
         return [index]
 
@@ -107,24 +107,20 @@ class Index(SphinxDirective):
 
 
 def moved(path):
-    return relpath(normpath(f"notebooks/{path}"), "book")
+    return relpath(f"notebooks/{path}", "book")
 
 
 def facts(error):
     """What it takes to meet an error, and of which kind it is if it is no plain one."""
-    needs = {
-        "cpu": "",
+    words = {
         "2 processes": _("with several processes"),
         "gpu": _("with a GPU"),
         "2 gpus": _("with several GPUs"),
-    }
-    kinds = {
-        "error": "",
         "follows": _("follows from another error"),
         "warning": _("a warning"),
         "silent": _("no message"),
     }
-    return " · ".join(filter(None, [needs[error.needs], kinds[error.kind]]))
+    return " · ".join(words[fact] for fact in (error.needs, error.kind) if fact in words)
 
 
 class Field(WithWords):

@@ -19,8 +19,13 @@ INDEX = "search_index.js"
 SPHINX_ONLY = ("searchindex.js", "_static/searchtools.js", "_static/language_data.js")
 TEXTS = (nodes.paragraph, nodes.math_block, nodes.title, nodes.rubric)
 NO_TEXT = (nodes.section, nodes.comment, toctree)
-# Sections that repeat what others say
-LESS = "exercise|summary|next|tidy-up|all-errors-of-this-chapter"
+# What a section counts by its page and anchor, the first that fits: some repeat what others say.
+WEIGHTS = {
+    r"book/(api|cheat_sheet|glossary|index)|.*#(exercise|summary|next|tidy-up|all-errors)": 0.5,
+    r".*/\d\d_rung_": 1.1,
+    r".*/errors_": 1.05,
+    "": 1,
+}
 # Not to be read, or drawn
 HIDDEN = re.compile(r"(?s)<(style|script|svg)\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
@@ -38,7 +43,7 @@ def sections(app):
             [
                 section.next_node(nodes.title).astext(),
                 section["ids"][0],
-                weight(page, section["ids"][0]),
+                weight(f"{page}#{section['ids'][0]}"),
                 "\f".join(filter(None, blocks(section, app))),
             ]
             for section in document.findall(nodes.section)
@@ -46,10 +51,8 @@ def sections(app):
         yield app.builder.get_target_uri(page), title, found
 
 
-def weight(page, anchor):
-    if page == "book/glossary" or re.match(LESS, anchor):
-        return 0.5
-    return 1
+def weight(address):
+    return next(weight for pattern, weight in WEIGHTS.items() if re.match(pattern, address))
 
 
 def blocks(node, app):
@@ -66,11 +69,7 @@ def blocks(node, app):
         if node.get("hide_mode") == "input" and child.get("nb_element") == "cell_code_source":
             continue
         if isinstance(child, nodes.raw):
-            yield (
-                words(unescape(HIDDEN.sub(" ", child.astext())))
-                if child["format"] == "html"
-                else ""
-            )
+            yield words(unescape(HIDDEN.sub(" ", child.astext()))) * (child["format"] == "html")
         elif isinstance(child, nodes.image):
             yield words(child.get("alt", ""))
         elif isinstance(child, nodes.literal_block):
@@ -125,15 +124,20 @@ def write_index(app, exception):
 
 def phrases():
     return {
-        "one": _("One section."),
-        "some": _("{count} sections."),
+        "some": _("Sections: {count}"),
         "part": _("No section has all of these words; {count} have most of them."),
         "none": _("Nothing has the words “{query}”."),
+        "meant": _("Nothing has the words “{query}”. This is what has “{meant}”."),
         "fewer": _("Try fewer words, or other ones."),
         "paste": _("Is it an error? Then {box}: it also knows messages of which parts differ."),
         "box": _("paste it, or your whole log, into the error clinic"),
         "all": _("All {count} sections"),
+        "rest": _("More"),
         "known": _("the error clinic knows this message"),
+        "chapters": _("Chapters"),
+        "errors": _("Errors"),
+        "glossary": _("Glossary"),
+        "tools": _("Tools and other pages"),
     }
 
 

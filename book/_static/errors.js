@@ -3,18 +3,18 @@
 // decided in finding.js; the words are in the page itself, where they are translated. A log stays in
 // its field: it is neither sent nor kept, and no link holds it.
 (() => {
-  const MOST_LINES = 4, BEFORE = 60, AFTER = 240; // of a log, and around the words that matched
+  const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
+  const EXAMPLE = `[rank0]: Traceback (most recent call last):
+[rank0]:   File "predict.py", line 12, in <module>
+[rank0]:     model.load_state_dict(torch.load("best.pt"))
+[rank0]: RuntimeError: Error(s) in loading state_dict for LeNet:
+[rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
+[rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
+`;
   const { find, nearest, shown } = finding(errorRules);
   const one = (selector, around = document) => around.querySelector(selector);
   const all = (selector, around = document) => [...around.querySelectorAll(selector)];
-
-  function make(tag, kind, ...parts) {
-    const element = document.createElement(tag);
-    if (kind) element.className = kind;
-    element.append(...parts);
-    return element;
-  }
 
   function phrase(name, gaps = {}) {
     const text = one(`[data-phrase="${name}"]`).textContent;
@@ -29,18 +29,11 @@
   }));
 
   const linkTo = (id) => entries.get(id).link.cloneNode(true);
-  const copyOf = (id, part) => [...one(`.error-${part}`, entries.get(id).item).cloneNode(true).childNodes];
-
-  function linkWith(id, words) {
-    const link = linkTo(id);
-    link.replaceChildren(words);
-    return link;
-  }
+  const copyOf = (id, part) => [...one(`.error-${part}`, entries.get(id).item)?.cloneNode(true).childNodes ?? []];
 
   // --- the box for a log ---
 
-  const log = one("#log");
-  const found = one("#found");
+  const [log, found] = [one("#log"), one("#found")];
   let answered = "";
 
   /** What the order of the answers rests on: the first error, then what may follow from it. */
@@ -50,20 +43,14 @@
     let reason = match.kind;
     if (isError(match)) reason = place > 0 ? "later" : errors > 1 ? "first" : match.over.length ? "" : "only";
     else if (match.kind === "follows" && errors === 0) reason = "follows-alone";
-    const parts = [make("strong", "", phrase("why")), reason && ` ${phrase(reason)}`];
-    for (const id of match.over) {
-      const [before, after] = phrase("over").split("{other}");
-      parts.push(` ${before}`, linkWith(id, id), after);
-    }
-    return make("p", "match-why", ...parts);
+    return [reason && phrase(reason), ...match.over.flatMap((id) => [` ${phrase("over")} `, linkTo(id)])];
   }
 
   /** A line of the log, the words that matched marked, and not much around them. */
   function logLine(number, line, words) {
     const { text, marks } = shown(line, words);
-    const [first, last] = [marks[0]?.[0] ?? 0, marks.at(-1)?.[1] ?? 0];
-    const start = first > BEFORE ? first - BEFORE : 0;
-    const end = Math.min(text.length, Math.max(start + AFTER, Math.min(last, start + 4 * AFTER)));
+    const start = Math.max(0, (marks[0]?.[0] ?? 0) - BEFORE);
+    const end = Math.min(text.length, start + AROUND);
     const code = make("code", "", start > 0 ? "… " : "");
     let at = start;
     for (const [from, to] of marks.filter(([from]) => from < end)) {
@@ -74,33 +61,30 @@
     return make("p", "log-line", make("span", "", phrase("line", { line: number })), code);
   }
 
-  function answer({ id, ...match }, place, matches, lines) {
-    const item = make("li", `match ${match.kind}`, make("h2", "", linkTo(id)));
-    item.append(reasons(match, place, matches));
-    for (const [number, words] of [...match.words].slice(0, MOST_LINES))
-      item.append(logLine(number, lines[number - 1], words));
-    return withHelp(item, id);
-  }
-
-  function withHelp(item, id) {
-    item.append(make("p", "", ...copyOf(id, "cause")));
-    item.append(make("p", "", make("strong", "", phrase("do")), " ", ...copyOf(id, "fix")));
-    item.append(make("p", "match-more", linkWith(id, phrase("more"))));
-    return item;
+  /** What helps, then in a fold why it is this entry. */
+  function answer(id, kind, ...why) {
+    const more = linkTo(id);
+    more.replaceChildren(phrase("more"));
+    return make("li", `match ${kind}`,
+      make("h2", "", linkTo(id)),
+      make("p", "", ...copyOf(id, "cause")),
+      make("p", "", make("strong", "", phrase("do")), " ", ...copyOf(id, "fix")),
+      ...copyOf(id, "works"),
+      make("details", "match-why", make("summary", "", phrase("why")), ...why),
+      make("p", "match-more", more));
   }
 
   function showFound(text, matches) {
     const lines = text.split("\n");
-    const items = matches.map((match, place) => answer(match, place, matches, lines));
+    const items = matches.map((match, place) => answer(match.id, match.kind,
+      make("p", "", ...reasons(match, place, matches)),
+      ...[...match.words].slice(0, MOST_LINES).map(([line, words]) => logLine(line, lines[line - 1], words))));
     found.replaceChildren(make("ol", "matches", ...items));
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
   function showNearest(ids) {
-    const items = ids.map((id) => {
-      const near = make("p", "match-why", phrase("near"));
-      return withHelp(make("li", "match near", make("h2", "", linkTo(id)), near), id);
-    });
+    const items = ids.map((id) => answer(id, "near", make("p", "", phrase("near"))));
     const ask = [...one(".ask-others").cloneNode(true).childNodes];
     found.replaceChildren(make("ul", "matches", ...items), make("div", "ask-others", ...ask));
     return phrase(ids.length ? "none-near" : "none");
@@ -111,12 +95,9 @@
     if (text === answered) return;
     answered = text;
     const matches = find(text);
-    if (!text.trim()) {
-      found.replaceChildren();
-      one("#log-says").textContent = "";
-    } else
-      one("#log-says").textContent =
-        matches.length ? showFound(text, matches) : showNearest(nearest(text));
+    if (!text.trim()) found.replaceChildren();
+    const says = !text.trim() ? "" : matches.length ? showFound(text, matches) : showNearest(nearest(text));
+    one("#log-says").textContent = says;
   }
 
   let waiting;
@@ -126,6 +107,13 @@
     if (typed) waiting = setTimeout(showAnswer, PAUSE);
     else showAnswer();
   });
+
+  const example = make("button", "try-example", phrase("example"));
+  example.addEventListener("click", () => {
+    log.value = EXAMPLE;
+    showAnswer();
+  });
+  log.after(example);
 
   // --- the list filters ---
 
@@ -153,14 +141,7 @@
     if (count) {
       const name = words.length ? "some" : "all";
       says.textContent = phrase(name, { count, all: entries.size });
-    } else says.replaceChildren(phrase("nothing"), " ", toTheBox());
-  }
-
-  function toTheBox() {
-    const link = make("a", "", one("label[for=log]").textContent);
-    link.href = "#log";
-    link.addEventListener("click", () => setTimeout(() => log.focus()));
-    return link;
+    } else says.textContent = phrase("nothing");
   }
 
   filter.addEventListener("input", showFiltered);
@@ -173,13 +154,7 @@
 
   // --- start: empty, whatever the browser remembers ---
 
-  function start() {
-    log.value = filter.value = "";
-    showAnswer();
-    showFiltered();
-  }
-
-  addEventListener("pageshow", (event) => event.persisted || start());
-  start();
+  log.value = filter.value = "";
+  showFiltered();
   for (const field of all(".clinic-field")) field.hidden = false;
 })();

@@ -4,18 +4,12 @@
 // and the index are loaded when somebody is about to search, as scripts: a page that is opened as a
 // file may not read another file.
 (() => {
-  const IN_DIALOG = 8, ON_PAGE = 50; // hits that are shown
+  const IN_DIALOG = 3, ON_PAGE = 8, MOST = 50; // hits of a group: shown, and in a fold
+  const GROUPS = { chapters: /\/\d\d_/, errors: /\/errors/, glossary: /glossary/, tools: /./ }; // of pages
   const PAUSE = 80; // milliseconds without a letter until what was typed is looked for
   const MESSAGE = 20; // letters that a message of the error clinic has at least
   const LIKE_AN_ERROR = /error|exception|warning|traceback|fail|expected|cannot|can['’]t|invalid|unable/i;
   const root = document.documentElement.dataset.content_root;
-
-  function make(tag, kind, ...parts) {
-    const element = document.createElement(tag);
-    if (kind) element.className = kind;
-    element.append(...parts);
-    return element;
-  }
 
   const scripts = new Map();
   function load(...names) {
@@ -38,17 +32,18 @@
     search ??= searching(searchIndex.pages, document.documentElement.lang);
   }
 
-  /** All hits, first the entry that knows the message, if one does; `whole`: they have all words. */
+  /** All hits, first the entry that knows the message, if one does; `whole`: they have all words;
+   *  `meant`: the query whose hits they are, if that has a typing error. */
   async function find(query) {
     const isLong = query.length >= MESSAGE;
     await Promise.all([ready(), isLong && load("finding.js", "error_rules.js")]);
-    const { hits, whole } = search.find(query);
-    if (!isLong) return { hits, whole };
+    const found = search.find(query);
+    if (!isLong) return found;
     clinic ??= finding(errorRules);
     const [known] = clinic.find(query);
     const entry = known && search.entry(known.id, query);
-    if (!entry) return { hits, whole };
-    const others = hits.filter(({ page, anchor }) => page !== entry.page || anchor !== entry.anchor);
+    if (!entry) return found;
+    const others = found.hits.filter(({ page, anchor }) => page !== entry.page || anchor !== entry.anchor);
     return { hits: [{ ...entry, known: true }, ...others], whole: true };
   }
 
@@ -60,17 +55,18 @@
 
   const pieces = (parts) => parts.map(([text, found]) => (found ? make("mark", "", text) : text));
 
+  const groupOf = ({ page }) => Object.keys(GROUPS).find((name) => GROUPS[name].test(page));
+
   function shown(hit) {
-    const link = make("a", "", ...pieces(hit.heading));
-    link.href = `${root}${hit.page}#${hit.anchor}`;
+    const link = linkTo(`${hit.page}#${hit.anchor}`, ...pieces(hit.heading));
     const where = hit.known ? `${hit.title} · ${phrase("known")}` : hit.title;
     const { code, parts } = hit.excerpt;
     const excerpt = make(code ? "code" : "span", "", ...pieces(parts));
     return make("li", "", make("p", "hit-heading", link), make("p", "hit-page", where), make("p", "hit-text", excerpt));
   }
 
-  function linkTo(address, words) {
-    const link = make("a", "", words);
+  function linkTo(address, ...parts) {
+    const link = make("a", "", ...parts);
     link.href = `${root}${address}`;
     return link;
   }
@@ -85,22 +81,29 @@
     const input = form.querySelector("input");
     const says = make("p", "search-says");
     says.setAttribute("role", "status");
-    const list = make("ol", "search-hits");
+    const list = make("div");
     const more = make("div", "search-more");
     const advised = make("div", "search-advice");
     const box = make("div", "search-found", says, advised, list, more);
     box.hidden = true;
     form.after(box);
 
-    function show(query, { hits, whole }) {
+    function show(query, { hits, whole, meant }) {
       const count = hits.length;
       if (box.contains(document.activeElement)) input.focus(); // its hit is about to go
       box.hidden = !query;
-      says.textContent = phrase(!count ? "none" : !whole ? "part" : count === 1 ? "one" : "some", { count, query });
+      says.textContent = phrase(!count ? "none" : meant ? "meant" : !whole ? "part" : "some", { count, query, meant });
       advised.replaceChildren(...(count && whole ? [] : [advice(query)]));
-      list.replaceChildren(...hits.slice(0, most).map(shown));
+      const groups = [...new Set(hits.map(groupOf))].map((name) => [name, hits.filter((hit) => groupOf(hit) === name)]);
+      list.replaceChildren();
       more.replaceChildren();
-      if (count > most && most === IN_DIALOG)
+      for (const [name, hits] of groups) {
+        const listOf = (from, to) => make("ol", "search-hits", ...hits.slice(from, to).map(shown));
+        list.append(make("p", "hit-group", phrase(name)), listOf(0, most));
+        if (hits.length > most && most === ON_PAGE)
+          list.append(make("details", "", make("summary", "", phrase("rest")), listOf(most, MOST)));
+      }
+      if (most === IN_DIALOG && groups.some(([, hits]) => hits.length > most))
         more.append(linkTo(`search.html?q=${encodeURIComponent(query)}`, phrase("all", { count })));
     }
 
@@ -127,7 +130,7 @@
   /** The arrow keys go from the field through the hits and back. */
   function step(event, input, box) {
     const way = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    const stops = [input, ...box.querySelectorAll("a")];
+    const stops = [input, ...box.querySelectorAll("a:not(details:not([open]) a), summary")];
     const at = stops.indexOf(document.activeElement);
     if (!way || at < 0) return;
     event.preventDefault();

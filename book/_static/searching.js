@@ -5,22 +5,37 @@
 const searching = (pages, language) => {
   const MESSAGE = 5, NAME = 0.5; // in the error clinic: its own words, a name that a chapter explains
   const PHRASE = 3, HEADING = 2, TITLE = 0.5; // what a match there counts beside one in the text
+  const TOP = 2; // what a match in the title or the name of a chapter counts for its beginning
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
   const EXCERPT = 220, BEFORE = 60; // letters of it, and so many before what matched
 
+  // What readers ask for, and as what it stands in the book.
+  const ALSO = {
+    __proto__: null,
+    amp: ["mixed precision", "autocast"],
+    ddp: ["distributeddataparallel"],
+    dp: ["dataparallel", "data-parallel"],
+    fsdp: ["fully-shard"],
+    multiple: ["several", "all", "two", "both"],
+    oom: ["out of memory"],
+    warmup: ["learning-rate warm-up", "choose the learning rate"],
+  };
+
   // One letter for each, so that a place in the one text is the place in the other.
   const fold = (text) => text.toLowerCase().replace(/[‘’`]/g, "'").replace(/[“”]/g, '"')
     .replace(/[_–]/g, "-").replace(/[\t\n\f]/g, " ");
+  const brief = (text) => text.replace(/\b(an?|the|my|your) /g, "");
   const isLetter = (text, at) => {
     const code = text.charCodeAt(at);
     return (code > 96 && code < 123) || (code > 47 && code < 58);
   };
 
   const sections = pages.flatMap(([page, title, parts]) =>
-    parts.map(([heading, anchor, weight, text]) => ({
+    parts.map(([heading, anchor, weight, text], place) => ({
       page, title, heading, anchor, weight, text, clinic: /errors_\w+.html$/.test(page),
-      folded: { heading: fold(heading), title: fold(title), text: fold(text) },
+      top: place > 0 ? 0 : /\/\d\d_rung/.test(page) ? 1.2 : /\/\d\d_/.test(page),
+      folded: { heading: fold(heading), title: fold(`${title} ${page.replace(/.*\/|\.html$/g, "")}`), text: fold(text) },
     })));
   const mean = sections.reduce((sum, { text }) => sum + text.length, 0) / sections.length;
 
@@ -37,31 +52,28 @@ const searching = (pages, language) => {
   function termsOf(query) {
     const words = query.split(" ").filter(Boolean).flatMap(split)
       .map((word) => word.replace(/^["'(\[{,;:!?.]+|["')\]},;:!?.]+$/g, "") || word);
-    const long = words.filter((word) => !/^[a-z]{1,2}$/.test(word)); // "of" is everywhere
-    return [...new Set(long.length ? long : words)].map((word) => ({
-      text: /[a-z]{3}[^s\W]s$/.test(word) ? word.slice(0, -1) : word,
-      whole: word.length < 3,
-    }));
+    const long = words.filter((word) => ALSO[word] || !/^[a-z]{1,2}$/.test(word)); // "of" is everywhere
+    return [...new Set(long.length ? long : words)].map((word) => {
+      const text = /[a-z]{3}[^s\W]s$/.test(word) ? word.slice(0, -1) : word;
+      return { text, texts: [text, ...(ALSO[word] ?? [])], whole: word.length < 3 };
+    });
   }
 
-  /** Where a term next begins a word, or -1. */
-  function next({ text: term, whole }, text, from) {
-    const letters = isLetter(term, 0);
-    for (let at = text.indexOf(term, from); at >= 0; at = text.indexOf(term, at + 1)) {
-      if (letters && isLetter(text, at - 1)) continue;
-      if (whole && isLetter(text, at + term.length)) continue;
-      return at;
-    }
-    return -1;
+  /** The places where a term begins a word, each with its end. */
+  function* places({ texts, whole }, text) {
+    for (const term of texts)
+      for (let at = text.indexOf(term); at >= 0; at = text.indexOf(term, at + 1)) {
+        const end = at + term.length;
+        if (!(isLetter(term, 0) && isLetter(text, at - 1)) && !(whole && isLetter(text, end))) yield [at, end];
+      }
   }
 
   // --- finding ---
 
   function count(term, text, most) {
     let count = 0;
-    for (let at = next(term, text, 0); at >= 0 && count < most; at = next(term, text, at + 1))
-      count += isLetter(text, at + term.text.length) ? 0.7 : 1;
-    return count;
+    for (const [, end] of places(term, text)) count += isLetter(text, end) ? 0.7 : 1;
+    return Math.min(count, most);
   }
 
   function look(term) {
@@ -80,16 +92,19 @@ const searching = (pages, language) => {
     const { heading, text } = section.folded;
     const words = heading.split(/[^\p{L}\p{N}]+/u).filter(Boolean).length;
     const named = terms.filter(({ found }) => found[number].heading).length;
+    const share = terms.filter(({ found }) => found[number].heading || found[number].title).length / terms.length;
     const length = 0.25 + (0.75 * text.length) / mean;
     let [score, all] = [0, 0];
     for (const { found, rare } of terms) {
       const { heading, title, text } = found[number];
-      score += rare * (text / (text + 1.2 * length) + HEADING * heading * (named / words) ** 0.5 + TITLE * title);
+      const above = HEADING * heading * (named * share / words) ** 0.5 + (section.top * TOP * share || TITLE) * title;
+      score += rare * (text / (text + 1.2 * length) + above);
       all += rare;
     }
     if (query.includes(" ")) {
-      const share = (query.length / heading.length) ** 0.5;
-      if (heading.includes(query)) score += (section.clinic ? MESSAGE : PHRASE) * share * all;
+      const factor = (section.clinic ? MESSAGE : PHRASE) * (query.length / heading.length) ** 0.5;
+      const isNamed = section.clinic ? heading.includes(query) : brief(heading).includes(brief(query));
+      if (isNamed) score += factor * all;
       else if (text.includes(query)) score += all;
     } else if (section.clinic && /\w[-.]\w/.test(query)) score *= NAME;
     return score * section.weight;
@@ -106,10 +121,26 @@ const searching = (pages, language) => {
     return termsOf(parts.filter((part) => part.length > 2).join(" ")).map(look);
   }
 
+  /** The commonest word with one letter more, less or other, or with two that changed places. */
+  function corrected(word) {
+    const forms = [...word].flatMap((letter, at) => {
+      const [before, after] = [word.slice(0, at), word.slice(at + 1)];
+      return [`${before}[a-z]?${after}`, `${before}[a-z]${letter}${after}`, before + after.slice(0, 1) + letter + after.slice(1)];
+    });
+    const near = new RegExp(`(?<![a-z])(?:${forms.join("|")})(?![a-z])`, "g");
+    const known = { __proto__: null };
+    for (const { folded } of sections)
+      for (const [found] of folded.text.matchAll(near)) known[found] = (known[found] ?? 0) + 1;
+    return Object.keys(known).sort((a, b) => known[b] - known[a])[0] ?? word;
+  }
+
   /** The sections with all words of a query, or with as many as any section has; the best first. */
-  function find(asked) {
+  function find(asked, meant) {
     const query = plain(asked);
     const typed = termsOf(query).map(look);
+    const unknown = typed.filter(({ text, rare }) => rare === Infinity && /^[a-z]{4,40}$/.test(text));
+    const right = unknown.reduce((query, { text }) => query.replace(text, corrected(text)), query);
+    if (right !== query && !meant) return find(right, right);
     const terms = [...typed, ...partsOf(typed)].filter(({ rare }) => rare < Infinity);
     const needed = terms.some(isRare) ? terms.filter(isRare) : terms;
     const hits = [];
@@ -121,7 +152,7 @@ const searching = (pages, language) => {
     const most = Math.max(...hits.map(({ all }) => all));
     const best = hits.filter(({ all }) => all === most).sort((a, b) => b.score - a.score);
     const whole = most === needed.length && terms.length === typed.length;
-    return { hits: best.map(({ section }) => hit(section, query, needed)), whole };
+    return { hits: best.map(({ section }) => hit(section, query, needed)), whole, meant };
   }
 
   // --- showing: text as pairs of a piece and whether it matched ---
@@ -133,61 +164,44 @@ const searching = (pages, language) => {
   });
 
   /** Where the query stands, and where its words do; the whole of each word. */
-  function places(text, query, terms) {
+  function matches(text, query, terms) {
     const found = [];
-    const add = (at, length) => {
-      let end = at + length;
-      while (isLetter(text, end)) end++;
-      if (!found.some(([start, stop]) => at < stop && end > start)) found.push([at, end]);
-    };
-    for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + 1)) add(at, query.length);
-    for (const term of terms)
-      for (let at = next(term, text, 0); at >= 0; at = next(term, text, at + 1)) add(at, term.text.length);
+    for (const term of [{ texts: query ? [query] : [] }, ...terms])
+      for (let [at, end] of places(term, text)) {
+        while (isLetter(text, end)) end++;
+        if (!found.some(([start, stop]) => at < stop && end > start)) found.push([at, end]);
+      }
     return found.sort(([a], [b]) => a - b);
   }
 
   function marked(text, query, terms) {
     const parts = [];
     let from = 0;
-    for (const [start, end] of places(fold(text), query, terms)) {
+    for (const [start, end] of matches(fold(text), query, terms)) {
       parts.push([text.slice(from, start), false], [text.slice(start, end), true]);
       from = end;
     }
     return [...parts, [text.slice(from), false]].filter(([piece]) => piece);
   }
 
-  /** How much of a query a text has. */
-  function worth(text, query, terms) {
-    const all = terms.reduce((sum, { rare }) => sum + rare, 0);
-    const had = terms.filter((term) => next(term, text, 0) >= 0);
-    return had.reduce((sum, { rare }) => sum + rare, 0) + (text.includes(query) ? all : 0);
-  }
-
   /** Of the paragraph or the code that has most of a query, what stands around it. */
   function excerpt({ text }, query, terms) {
-    const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block), query, terms) }));
-    const best = blocks.reduce((best, next) => (next.worth > best.worth ? next : best), blocks[0]);
-    const code = best.block.startsWith("\t");
-    const block = code ? best.block.slice(1) : best.block;
-    const folded = fold(block);
-    const starts = places(folded, query, terms).map(([at]) => startOf(block, at, code));
-    const start = [0, ...starts].map((at) => ({ at, worth: worth(folded.slice(at, at + EXCERPT), query, terms) }))
-      .reduce((best, next) => (next.worth > best.worth ? next : best)).at;
-    let end = Math.min(block.length, start + EXCERPT);
-    if (end < block.length) end = Math.max(block.lastIndexOf(" ", end), block.lastIndexOf("\n", end), start + EXCERPT / 2);
+    const worth = (block) => terms.reduce((sum, term) => sum + (places(term, block).next().done ? 0 : term.rare), 0);
+    const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) + fold(block).includes(query) }));
+    const best = blocks.reduce((best, next) => (next.worth > best.worth ? next : best)).block;
+    const code = best.startsWith("\t");
+    const block = code ? best.slice(1) : best;
+    const start = startOf(block, matches(fold(block), query, terms)[0]?.[0] ?? 0);
+    const end = start + EXCERPT < block.length ? block.slice(0, start + EXCERPT).search(/\s\S*$/) : block.length;
     const parts = marked(block.slice(start, end), query, terms);
-    if (start > 0) parts.unshift(["… ", false]);
-    if (end < block.length) parts.push([" …", false]);
-    return { code, parts };
+    return { code, parts: [[start > 0 ? "… " : "", false], ...parts, [end < block.length ? " …" : "", false]] };
   }
 
   /** Where the sentence or the line begins, if that is near, else a word. */
-  function startOf(block, at, code) {
+  function startOf(block, at) {
     const near = Math.max(0, at - BEFORE);
-    if (near === 0) return 0;
     const before = block.slice(near, at);
-    const sentence = code ? before.lastIndexOf("\n") + 1 : Math.max(before.lastIndexOf(". "), before.lastIndexOf("? ")) + 2;
-    return near + (sentence > 1 ? sentence : before.indexOf(" ") + 1);
+    return near && near + Math.max(before.search(/(?<=[.?] |\n)(?!.*([.?] |\n))/s), before.indexOf(" ") + 1);
   }
 
   /** The section that an anchor of the error clinic names, as a hit. */

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_browser import AXE, THEME, THEMES
 
-# Which section answers which query was written down before any search was tried on them.
+# Which section answers which query; of the first 18 that was known before any search was tried.
 QUERIES = json.loads(Path(__file__).with_name("queries.json").read_text(encoding="utf-8"))
 MAY_MISS = 2
 OPENED = "search.html"
@@ -42,6 +42,16 @@ def test_the_page_that_answers_a_query_comes_first(opened):
     assert len(wrong) <= MAY_MISS, wrong
     assert opened.errors == []
     assert [url for url in opened.asked if not url.startswith("file:")] == []
+
+
+def test_a_typing_error_is_corrected_and_hits_are_shown_in_groups(opened):
+    ask(opened, "memroy")
+    box = opened.locator(".bd-search-container .search-found")
+    assert "This is what has “memory”." in box.locator(".search-says").inner_text()
+    groups = box.locator(".hit-group").all_inner_texts()
+    assert groups == ["Chapters", "Errors", "Tools and other pages", "Glossary"]
+    assert box.locator("details[open]").count() == 0
+    assert box.locator(".search-hits a >> visible=true").count() <= 8 * len(groups)
 
 
 def test_every_hit_leads_to_a_section_that_is_there(index, pages):
@@ -99,6 +109,20 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(brows
     page.wait_for_url("**/search.html?q=state_dict")  # an address to pass on
     page.wait_for_selector(".bd-search-container .search-hits a")
     assert page.locator(".bd-search-container .search-hits a").count() > 8
+    page.close()
+
+
+def test_escape_and_a_click_outside_close_what_a_button_under_a_title_opened(browser, address):
+    page = browser.new_page()
+    page.goto(f"{address}notebooks/04_tensors_across_devices.html")
+    opened = page.locator(".chapter-buttons details[open]")
+    button = page.locator(".chapter-buttons summary").first
+    for close in (lambda: page.keyboard.press("Escape"), page.locator("article h1").click):
+        button.click()
+        opened.locator(".chapter-panel").click(position={"x": 3, "y": 3})
+        assert opened.count() == 1
+        close()
+        assert opened.count() == 0
     page.close()
 
 
