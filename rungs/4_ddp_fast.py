@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import nullcontext, suppress
 from itertools import islice, pairwise
 from pathlib import Path
@@ -71,17 +72,20 @@ def save(state, path):
         os.replace(f"{folder}/new", path)
 
 
-def now():
-    """A moment on the device's own clock. The CPU does not wait for it."""
-    if device.type == "cpu":
-        return time.perf_counter()
-    event = torch.Event(enable_timing=True)
-    event.record()
-    return event
+moments = []  # since the last report: a phase, and when it ended
 
 
-def report(step, moments):
-    """What the phases took since the last report, and the peak of memory."""
+def ended(phase):
+    """Note the moment on the device's own clock: the CPU does not wait for it."""
+    moment = time.perf_counter()
+    if device.type != "cpu":
+        moment = torch.Event(enable_timing=True)
+        moment.record()
+    moments.append((phase, moment))
+
+
+def report(step):
+    """What each phase took since the last report, and the peak of memory: those of rank 0."""
     if device.type == "cpu":
         import resource  # not on Windows
 
@@ -90,12 +94,14 @@ def report(step, moments):
     else:
         torch.accelerator.synchronize()
         peak = torch.accelerator.max_memory_allocated() / 2**20
-    spent = dict.fromkeys(["data", "forward", "backward", "update"], 0.0)
+    spent = Counter()
     for (_, start), (phase, end) in pairwise(moments):
         ms = 1000 * (end - start) if device.type == "cpu" else start.elapsed_time(end)
-        spent[phase] = spent.get(phase, 0.0) + ms / args.report
-    phases = ", ".join(f"{phase} {ms:.1f}" for phase, ms in spent.items() if phase)
-    print(f"step {step}: {phases} ms per step, peak {peak:,.0f} MiB")
+        spent[phase] += ms / args.report
+    del moments[:-1]
+    if rank == 0:
+        phases = ", ".join(f"{phase} {ms:.1f}" for phase, ms in spent.items())
+        print(f"step {step}: {phases} ms per step, peak {peak:,.0f} MiB")
 
 
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
@@ -138,8 +144,8 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 sampler = DistributedSampler(train)  # each process its share of the images
 train_batches = DataLoader(
     train, args.batch_size, sampler=sampler, drop_last=True,  # one shape: compiled once
-    num_workers=args.workers, persistent_workers=args.workers > 0,
-    multiprocessing_context="fork" if args.workers else None, pin_memory=device.type != "cpu",
+    num_workers=args.workers, persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
+    multiprocessing_context="fork" if args.workers else None,  # others would run this file again
 )  # fmt: skip
 test_batches = DataLoader(test, args.batch_size, sampler=range(rank, len(test), ranks))
 model = LeNet().to(device, memory_format=torch.channels_last)
@@ -152,66 +158,60 @@ torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropo
 optimizer = torch.optim.SGD(
     model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, fused=True
 )
+for p in model.parameters():  # or fused leaves it undefined if the first step overflows
+    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 per_epoch = len(train_batches) // args.accumulate
 used = per_epoch * args.accumulate * args.batch_size * ranks  # images; the rest makes no step
 steps = args.epochs * per_epoch
 if not steps:
     raise SystemExit(f"--data {args.data}: fewer images than one step takes.")
-
-
-def factor(step):  # of --lr: up in the first steps, and down to 0
-    return min((step + 1) / args.warm_up, 1) * (1 - step / steps)
-
-
-schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+schedule = torch.optim.lr_scheduler.LambdaLR(  # up in the first steps, then down to 0
+    optimizer, lambda step: min((step + 1) / args.warm_up, 1) * (1 - step / steps)
+)
 old_gpu = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
 amp = args.amp or ("fp16" if old_gpu else "bf16")
 amp_dtype = torch.float16 if amp == "fp16" else torch.bfloat16
 scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
-profiler = torch.profiler.profile(
-    schedule=torch.profiler.schedule(wait=10, warmup=2, active=2, repeat=1),
-    on_trace_ready=lambda p: p.export_chrome_trace(f"{args.trace}/rank{rank}.json"),
-    acc_events=True,  # PyTorch 2.10 warns without
-)
-step, moments = 0, []
 if args.trace:
+    profiler = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=10, warmup=2, active=2, repeat=1),
+        on_trace_ready=lambda p: p.export_chrome_trace(f"{args.trace}/rank{rank}.json"),
+        acc_events=True,  # PyTorch 2.10 warns without
+    )
     profiler.start()
 
+step = 0
 for epoch in range(1, args.epochs + 1):
     start = time.perf_counter()
     total = 0  # becomes a tensor: one .item() per epoch, not per step
     model.train()
     sampler.set_epoch(epoch)  # another order in each epoch
-    moments.append(("", now()))  # with what ended then
+    ended("evaluation")  # of the epoch before
     for part, batch in enumerate(islice(train_batches, per_epoch * args.accumulate), 1):
         images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
-        moments.append(("data", now()))
+        ended("data")
         last = part % args.accumulate == 0
         with nullcontext() if last else parallel.no_sync():
             with torch.autocast(device.type, amp_dtype, enabled=amp != "no"):
                 loss = F.cross_entropy(parallel(images), labels)
-            moments.append(("forward", now()))
+            ended("forward")
             scaler.scale(loss / args.accumulate).backward()
-        moments.append(("backward", now()))
+        ended("backward")
         total += loss.detach() * len(images)
         if not last:
             continue
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # alike on all: gradients are
-        scaler.step(optimizer)
-        scale = scaler.get_scale()
+        scaler.step(optimizer)  # fused: it skips after an overflow, and nobody waits
         scaler.update()
-        if scaler.get_scale() >= scale:  # lower: an overflow, and the step was skipped
-            schedule.step()
+        schedule.step()
         optimizer.zero_grad()
-        moments.append(("update", now()))
+        ended("update")
         step += 1
         if args.trace:
             profiler.step()
         if step % args.report == 0:
-            if rank == 0:
-                report(step, moments)
-            moments = moments[-1:]
+            report(step)
     dist.all_reduce(total)
     loss = total.item() / used
     norm = nn.utils.get_total_norm(model.parameters())
