@@ -91,6 +91,7 @@ optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_de
 steps = args.epochs * len(train_batches)
 scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "fp16")
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
+optimizer.register_step_post_hook(lambda *_: schedule.step())  # not if the scaler skips a step
 
 for epoch in range(1, args.epochs + 1):
     start = time.perf_counter()
@@ -103,10 +104,7 @@ for epoch in range(1, args.epochs + 1):
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
-        scale = scaler.get_scale()
         scaler.update()
-        if scaler.get_scale() >= scale:  # lower: an overflow, and the step was skipped
-            schedule.step()
         total += loss.detach() * len(images)  # by image: the last batch may be smaller
     loss = total.item() / len(train)
     norm = nn.utils.get_total_norm(model.parameters())

@@ -85,7 +85,7 @@ train_batches = DataLoader(train, args.batch_size, shuffle=True)
 test_batches = DataLoader(test, args.batch_size)
 model = LeNet().to(device)
 print(f"training on {model[0].weight.device}")
-parallel = nn.DataParallel(model)  # one process, every GPU; none: model itself
+parallel = nn.DataParallel(model)  # one process, all GPUs; on a CPU: only the model
 optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
 steps = args.epochs * len(train_batches)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)

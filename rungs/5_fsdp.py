@@ -98,7 +98,7 @@ dist.init_process_group(dist.get_default_backend_for_device(device))
 rank, ranks = dist.get_rank(), dist.get_world_size()
 sampler = DistributedSampler(train)  # each process its share of the images
 train_batches = DataLoader(train, args.batch_size, sampler=sampler)
-# A call of the model exchanges weights: all need equally many batches. No answer is class -1.
+# A call of the model exchanges weights: all need equally many batches. Class -1 is never right.
 padded = ConcatDataset([test, [(test[0][0], torch.tensor(-1))] * (-len(test) % ranks)])
 test_batches = DataLoader(padded, args.batch_size, sampler=range(rank, len(padded), ranks))
 model = LeNet()  # the same weights on all, by the seed: fully_shard sends nothing
