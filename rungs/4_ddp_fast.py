@@ -201,8 +201,8 @@ for epoch in range(1, args.epochs + 1):
         if not last:
             continue
         scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # alike on all: gradients are
-        scaler.step(optimizer)  # fused: it skips after an overflow, and nobody waits
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # the same norm on every rank
+        scaler.step(optimizer)  # fused: skips after an overflow, without a wait
         scaler.update()
         schedule.step()
         optimizer.zero_grad()
