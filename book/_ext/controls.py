@@ -1,6 +1,7 @@
 """Labelled fields of a calculator, and the phrases that its script puts together.
 
-The directive ``controls`` takes YAML: a ``legend``, and a list of ``fields``. A field has a
+The directive ``controls`` takes YAML: a ``legend``, a list of ``fields``, and ``more``: a list of
+folded parts, which have a legend and fields, too. A field has a
 ``name`` (that of the setting in the page's script and in links), a ``label``, and either
 ``options``, or ``value`` with the limits ``from`` and ``to``. An option may ``set`` other fields;
 ``if`` says for which options a field is there. The directive ``phrases`` takes a YAML mapping of
@@ -18,8 +19,9 @@ from sphinx.util.docutils import SphinxDirective
 NUMBER = """<input type="text" inputmode="decimal" id="{id}" data-name="{name}" {kind}
  data-from="{from}" data-to="{to}" value="{value}" aria-describedby="{id}-error"
  autocomplete="off" spellcheck="false" maxlength="24">
-<input type="range" data-slider="{name}" min="0" max="200" aria-labelledby="{id}-label">
-<p class="control-error" id="{id}-error" data-error="{name}" hidden></p>"""
+<input type="range" data-slider="{name}" min="0" max="200" aria-labelledby="{id}-label">"""
+SELECT = '<select id="{id}" data-name="{name}" aria-describedby="{id}-error">'
+ERROR = '<p class="control-error" id="{id}-error" data-error="{name}" hidden></p>'
 
 
 class Words(nodes.TextElement):
@@ -47,21 +49,26 @@ class Controls(WithWords):
     required_arguments = 1
 
     def run(self):
-        form = self.read()
-        parts = [raw('<fieldset class="controls" hidden><legend>'), self.words(form["legend"])]
-        parts += [raw("</legend>")]
+        form = self.form(self.read(), "legend")
+        return [raw('<fieldset class="controls" hidden>'), *form, raw("</fieldset>")]
+
+    def form(self, form, tag):
+        parts = [raw(f"<{tag}>"), self.words(form["legend"]), raw(f"</{tag}>")]
         for field in form["fields"]:
             parts += self.field({"id": f"{self.arguments[0]}-{field['name']}", **field})
-        return [*parts, raw("</fieldset>")]
+        for more in form.get("more", []):
+            parts += [raw(f'<details data-if="{more.get("if", "")}">')]
+            parts += [*self.form(more, "summary"), raw("</details>")]
+        return parts
 
     def field(self, field):
         attributes = {key: escape(str(value), quote=True) for key, value in field.items()}
         shown = escape(field.get("if", ""), quote=True)
         start = '<div class="control" data-if="{}"><label id="{id}-label" for="{id}">'
-        parts = [raw(start.format(shown, **attributes)), self.words(field["label"])]
-        parts += [raw("</label>")]
+        start = raw(start.format(shown, **attributes))
+        parts = [start, self.words(field["label"]), raw("</label>")]
         if "options" in field:
-            parts += [raw('<select id="{id}" data-name="{name}">'.format(**attributes))]
+            parts += [raw(SELECT.format(**attributes))]
             for option in field["options"]:
                 chosen = " selected" if option["value"] == field.get("value") else ""
                 settings = escape(json.dumps(option.get("set", {})), quote=True)
@@ -74,7 +81,7 @@ class Controls(WithWords):
             parts += [raw(NUMBER.format(kind=" ".join(kinds), **attributes))]
         if "hint" in field:
             parts += [raw('<p class="control-hint">'), self.words(field["hint"]), raw("</p>")]
-        return [*parts, raw("</div>")]
+        return [*parts, raw(ERROR.format(**attributes) + "</div>")]
 
 
 class Phrases(WithWords):

@@ -3,9 +3,8 @@
 // is said there. A test compares both.
 const estimating = (() => {
   const STATES = { sgd: 0, momentum: 1, adam: 2 };
-  const precision = (parameter, gradient, state, master, cast, activation) => ({
-    parameter, gradient, state, master, cast, activation,
-  });
+  const precision = (parameter, gradient, state, master, cast, activation) =>
+    ({ parameter, gradient, state, master, cast, activation });
   const PRECISIONS = {
     fp32: precision(4, 4, 4, 0, 4, 4),
     "bf16-mixed": precision(4, 4, 4, 0, 2, 2),

@@ -2,9 +2,7 @@
 // The calculators of book/will_it_fit.md; their formulas are in estimating.js. The words are in the
 // page itself, where they are translated: labels, tables, phrases.
 (() => {
-  const PARTS = [
-    "parameters", "gradients", "optimizer", "activations", "casts", "communication", "step",
-  ];
+  const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication", "step"];
   const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
   const COUNTED = ["kind", "layers", "hidden", "vocabulary"]; // a change counts parameters anew
   const MOST_GPUS = 4096;
@@ -41,10 +39,8 @@
     return fits ? rounded / SUFFIXES[fits] + fits : String(rounded);
   }
 
-  function fixed(value, digits = 0) {
-    const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
-    return value.toLocaleString("en-US", options);
-  }
+  const fixed = (value, digits = 0) =>
+    value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
   const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
   const unit = (bytes) => UNITS.find(([, size]) => bytes >= size) ?? UNITS.at(-1);
@@ -54,19 +50,18 @@
   // --- fields: several may have one name, and then show one setting ---
 
   class Wrong extends Error {}
-  const fields = new Map();
-  for (const field of all("[data-name]"))
-    fields.set(field.dataset.name, [...(fields.get(field.dataset.name) ?? []), field]);
+  const fields = Map.groupBy(all("[data-name]"), (field) => field.dataset.name);
   const initial = new Map([...fields].map(([name, [field]]) => [name, field.value]));
   const choices = all("select[data-name]");
   const text = (name) => fields.get(name)[0].value;
   const put = (name, value) => fields.get(name).forEach((field) => (field.value = value));
+  const putAll = (pairs) => pairs.forEach((pair) => put(...pair));
   const limits = ({ dataset }) => [parse(dataset.from), parse(dataset.to)];
 
   /** What is wrong with a number, or an empty string. */
   function complaint(field) {
-    const value = parse(field.value);
-    const [from, to] = limits(field);
+    if (field.options) return "";
+    const [value, [from, to]] = [parse(field.value), limits(field)];
     if (!field.value.trim()) return phrase("empty");
     if (Number.isNaN(value)) return phrase("no-number");
     if (value < from || value > to) return phrase("limits", field.dataset);
@@ -80,13 +75,30 @@
     return parse(field.value);
   }
 
+  /** What a transformer's sizes say about its parameters and its blocks. */
+  function counted() {
+    if (text("kind") !== "transformer" || SIZES.some((size) => complaint(fields.get(size)[0]))) return {};
+    const { parameters: params, largest_block: block } = transformer(text("precision"));
+    return { params, block };
+  }
+
+  /** With what a valid field does not agree, or an empty string. */
+  function doubt(name) {
+    const [sizes, params, heads] = [counted(), parse(text("params")), parse(text("heads"))];
+    const [, linked] = /^(t4|a100|h100)/.exec(text("link")) ?? [, ""];
+    const says = (what, value) => phrase(what, { value: write(value, { count: true }) });
+    if (name === "link" && text("gpu") !== "own" && !text("gpu").startsWith(linked)) return phrase("link");
+    if (name === "block" && parse(text(name)) > params) return says("larger", params);
+    if (name === "heads" && sizes.params && number("hidden") % heads) return phrase("heads");
+    // No model is quite its formula.
+    return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? says("sizes", sizes[name]) : "";
+  }
+
   /** From a share between 0 and 1 to a value and back; wide ranges are logarithmic. */
   function scale(field) {
     const [from, to] = limits(field);
-    if (from > 0 && to / from > 100) {
-      const range = Math.log(to / from);
-      return [(share) => from * Math.exp(share * range), (value) => Math.log(value / from) / range];
-    }
+    if (from > 0 && to / from > 100)
+      return [(share) => from * (to / from) ** share, (value) => Math.log(value / from) / Math.log(to / from)];
     return [(share) => from + share * (to - from), (value) => (value - from) / (to - from)];
   }
 
@@ -100,20 +112,23 @@
 
   function showFields() {
     for (const control of all("[data-if]")) {
-      const conditions = control.dataset.if.split(" ").map((condition) => condition.split("="));
-      control.hidden = conditions.some(([name, value]) => name && text(name) !== value);
+      const [name, value] = control.dataset.if.split("=");
+      control.hidden = value && text(name) !== value;
     }
     for (const error of all("[data-error]")) {
       const field = error.parentElement.querySelector("[data-name]");
-      error.textContent = complaint(field);
+      const wrong = complaint(field);
+      error.textContent = wrong || doubt(field.dataset.name);
       error.hidden = !error.textContent;
-      field.setAttribute("aria-invalid", !error.hidden);
+      error.dataset.verdict = wrong ? "not" : "close";
+      field.setAttribute("aria-invalid", Boolean(wrong));
+      if (!error.hidden) error.closest("details")?.setAttribute("open", "");
     }
     all("[data-slider]").forEach(moveSlider);
   }
 
   /** What the chosen preset sets. A change of one of these by hand makes the preset "own". */
-  const sets = (select) => JSON.parse(select.selectedOptions[0].dataset.set);
+  const sets = (select) => Object.entries(JSON.parse(select.selectedOptions[0].dataset.set));
 
   function change({ target }) {
     const name = target.dataset.name ?? target.dataset.slider;
@@ -121,19 +136,17 @@
     const [field] = fields.get(name);
     const moved = target.dataset.slider && scale(field)[0](target.value / target.max);
     put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
-    for (const select of choices) if (name in sets(select)) put(select.dataset.name, "own");
-    if (target.options) Object.entries(sets(target)).forEach(([set, value]) => put(set, value));
-    if (COUNTED.includes(name) && text("kind") === "transformer") countParameters();
+    for (const select of choices) if (sets(select).some(([set]) => set === name)) put(select.dataset.name, "own");
+    if (target.options) putAll(sets(target));
+    if (COUNTED.includes(name))
+      putAll(Object.entries(counted()).map(([set, value]) => [set, write(value, { count: true })]));
+    if (name === "model" && target.value === "own") one(".controls details").open = true;
     update();
     writeLink();
-  }
-
-  /** A transformer's sizes say how many parameters it has, and its blocks. */
-  function countParameters() {
-    if (SIZES.some((size) => complaint(fields.get(size)[0]))) return;
-    const { parameters, largest_block } = transformer(text("precision"));
-    put("params", write(parameters, { count: true }));
-    put("block", write(largest_block, { count: true }));
+    // A screen reader is told the answer when the fields are at rest.
+    clearTimeout(resting);
+    const says = target.closest(".calculator").querySelector(".answer p");
+    resting = setTimeout(() => (spoken.textContent = says.textContent), 1000);
   }
 
   // --- links: what differs from the first settings and from what the presets set ---
@@ -141,8 +154,7 @@
   function writeLink() {
     const usual = new Map(initial);
     for (const select of choices)
-      if (select.value !== initial.get(select.dataset.name))
-        for (const [name, value] of Object.entries(sets(select))) usual.set(name, value);
+      if (select.value !== initial.get(select.dataset.name)) sets(select).forEach((pair) => usual.set(...pair));
     const changed = [...usual].filter(([name, value]) => text(name) !== value);
     const link = new URLSearchParams(changed.map(([name]) => [name, text(name)]));
     history.replaceState(null, "", `#${link}`);
@@ -157,13 +169,11 @@
     };
     const link = [...new URLSearchParams(hash)];
     const known = link.filter(isKnown).map(([name, value]) => [name, value.slice(0, 24)]);
-    for (const [name, value] of [...initial, ...known]) put(name, value);
-    for (const [name] of known)
-      if (fields.get(name)[0].options)
-        for (const [set, value] of Object.entries(sets(fields.get(name)[0]))) put(set, value);
-    for (const [name, value] of known) put(name, value);
-    const unknown = link.filter((setting) => !isKnown(setting));
-    const settings = unknown.map((setting) => setting.join("=")).join(", ").slice(0, 80);
+    putAll([...initial, ...known]);
+    for (const select of choices) if (known.some(([name]) => name === select.dataset.name)) putAll(sets(select));
+    putAll(known);
+    const unknown = link.filter((setting) => !isKnown(setting)).map((setting) => setting.join("="));
+    const settings = unknown.join(", ").slice(0, 80);
     message.textContent = settings && phrase("unknown", { settings });
     update();
   }
@@ -172,9 +182,8 @@
 
   function transformer(precision) {
     const sizes = Object.fromEntries(SIZES.map((name) => [name, number(name)]));
-    const fused_attention = text("attention") === "fused";
-    const checkpointing = text("checkpointing") === "on";
-    return estimating.transformer({ ...sizes, precision, fused_attention, checkpointing });
+    const how = { fused_attention: text("attention") === "fused", checkpointing: text("checkpointing") === "on" };
+    return estimating.transformer({ ...sizes, precision, ...how });
   }
 
   /** What a sample saves; and the parameters outside the blocks, if we know them. */
@@ -186,16 +195,12 @@
 
   /** A function from the number of GPUs to the memory of each column of the table. */
   function memories() {
-    const precision = text("precision");
-    const parameters = number("params");
-    const { activation_bytes, root } = oneSample(precision);
+    const [precision, parameters, largest_block] = [text("precision"), number("params"), number("block")];
+    const how = { precision, largest_block, optimizer: text("optimizer"), batch: number("batch") };
+    const options = { ...oneSample(precision), ...how };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
-    const cast = oneSample(precision.replace("-mixed", ""));
-    const options = {
-      precision, optimizer: text("optimizer"), batch: number("batch"),
-      activation_bytes, largest_block: number("block"), root,
-    };
-    const fsdp = { rung: "fsdp", activation_bytes: cast.activation_bytes };
+    const { activation_bytes } = oneSample(precision.replace("-mixed", ""));
+    const fsdp = { rung: "fsdp", activation_bytes };
     const rungs = [{ rung: "dp" }, { rung: "dp", first: false }, { rung: "ddp" }, fsdp];
     return (gpus) => [{}, ...rungs.map((rung) => ({ ...rung, gpus }))].map((rung) =>
       estimating.memory_per_gpu(parameters, { ...options, ...rung }));
@@ -207,61 +212,62 @@
     return memory.at_least <= have ? "close" : "not";
   }
 
-  function memorySentences(on, gpus, have) {
-    const said = (name, memory) => phrase(verdict(memory, have), {
-      rung: phrase(name, { gpus }), have: inBytes(have),
-      need: inBytes(memory.total), least: inBytes(memory.at_least),
-    });
-    const [single, , , ddp, fsdp] = on(gpus);
-    const sentences = [said("one", single)];
-    if (gpus > 1) sentences.push(said("ddp", ddp), said("fsdp", fsdp));
-    const fits = (n) => verdict(on(n)[4], have) === "fits";
+  /** The answer: the first way that fits, else that may fit, else what is missing on all GPUs. */
+  function answer(on, gpus, have) {
+    const [single, , , , fsdp] = on(gpus);
+    const ways = [["one", single], ["fsdp", fsdp]].slice(0, gpus > 1 ? 2 : 1);
+    const found = (kind) => ways.find(([, memory]) => verdict(memory, have) === kind);
+    const [name, memory] = found("fits") ?? found("close") ?? ways.at(-1);
+    const kind = verdict(memory, have);
+    const gaps = { rung: phrase(name, { gpus }), have: inBytes(have), ...amounts(memory) };
     let enough = gpus;
-    while (enough <= MOST_GPUS && !fits(enough)) enough += 1;
-    if (enough > MOST_GPUS) sentences.push(phrase("never", { most: MOST_GPUS }));
-    else if (enough > gpus) sentences.push(phrase("enough", { gpus: enough }));
-    return sentences.join(" ");
+    while (enough <= MOST_GPUS && verdict(on(enough)[4], have) !== "fits") enough += 1;
+    const more = phrase(enough > MOST_GPUS ? "never" : "enough", { most: MOST_GPUS, gpus: enough });
+    return [kind, kind === "fits" ? phrase(kind, gaps) : `${phrase(kind, gaps)} ${more}`];
   }
 
+  const amounts = ({ total, at_least }) => ({ need: inBytes(total), least: inBytes(at_least) });
   const colour = (part) => `--part: var(--fit-${part})`;
 
-  function drawBars(columns, names, have) {
+  function drawBars(figure, columns, table, have) {
+    const names = all("thead th", table).slice(1);
     const most = 1.02 * Math.max(have, ...columns.map((memory) => memory.total));
     const percent = (bytes) => `${(100 * bytes) / most}%`;
-    const limit = make("div", { class: "bars-limit" });
-    const style = `left: ${percent(have)}`;
-    const inside = `${style}; transform: translateX(-${percent(have)})`;
-    limit.append(make("span", { style: inside }, phrase("limit", { have: inBytes(have) })));
-    const bars = columns.flatMap((memory, column) => {
+    figure.style = `--have: ${percent(have)}`;
+    const limit = make("div", { class: "bars-limit" }, phrase("limit", { have: inBytes(have) }));
+    const bars = columns.map((memory, column) => {
+      const kind = verdict(memory, have);
+      const bar = make("div", { class: "bar" }, names[column].textContent);
       const track = make("div", { class: "bar-track" });
       // Adam's copy comes when the activations are gone: what it adds is what it has more.
       const step = Math.max(0, memory.step - memory.activations - memory.casts);
       for (const [part, size] of Object.entries({ ...memory, step }))
         if (PARTS.includes(part) && size > 0)
           track.append(make("i", { style: `width: ${percent(size)}; ${colour(part)}` }));
-      track.append(make("b", { style }));
-      const total = make("span", { class: "bar-total" }, inBytes(memory.total));
-      return [make("span", { class: "bar-name" }, names[column]), track, total];
+      bar.append(make("span", { "data-verdict": kind }, phrase(`${kind}-bar`, amounts(memory))), track);
+      return bar;
     });
-    one(".memory-figure").replaceChildren(limit, ...bars);
+    const legend = make("div", { class: "bars-legend" });
+    for (const [row, part] of PARTS.entries())
+      legend.append(make("span", { style: colour(part) }, table.tBodies[0].rows[row].cells[0].textContent));
+    figure.replaceChildren(limit, ...bars, legend);
   }
 
   function showMemory(table, says, figure) {
     const [have, gpus, on] = [number("memory") * 1e9, number("gpus"), memories()];
     const columns = on(gpus);
     const [name, size] = unit(Math.min(...columns.map((memory) => memory.total)));
-    const [corner, ...heads] = all("thead th", table);
-    corner.textContent = phrase("unit", { unit: name });
+    one(".memory-table th").textContent = phrase("unit", { unit: name });
     const rows = all("tbody tr", table);
     PARTS.forEach((part, row) => (rows[row].cells[0].style = colour(part)));
     columns.forEach((memory, column) => {
-      const amounts = [...PARTS, "total", "at_least"].map((part) => memory[part] / size);
-      const values = amounts.map((amount) => fixed(amount, amount < 100 ? 1 : 0));
+      const sizes = [...PARTS, "total", "at_least"].map((part) => memory[part] / size);
+      const values = sizes.map((amount) => fixed(amount, amount < 100 ? 1 : 0));
       values.push(phrase(`${verdict(memory, have)}-short`));
       values.forEach((value, row) => (rows[row].cells[column + 1].textContent = value));
     });
-    says.textContent = memorySentences(on, gpus, have);
-    drawBars(columns, heads.map((head) => head.textContent), have);
+    [says.dataset.verdict, says.textContent] = answer(on, gpus, have);
+    drawBars(figure, columns, table, have);
   }
 
   // --- will two be faster? ---
@@ -281,8 +287,7 @@
     const bytes = { ddp: gradients, fsdp: (2 * weights + gradients) / 3 };
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
     const options = { overlap: number("overlap"), scaling: text("scaling") };
-    const gain = (n, rung) =>
-      estimating.speed_up(seconds, bytes[rung], n, ...link, { ...options, rung });
+    const gain = (n, rung) => estimating.speed_up(seconds, bytes[rung], n, ...link, { ...options, rung });
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
       percent: fixed((100 * gain(n, rung)) / n),
@@ -296,30 +301,27 @@
       row.append(...[n, ...words].map((word) => make("td", { class: "text-right" }, word)));
       return row;
     }));
-    const sentences = ["ddp", "fsdp"].map((rung) => {
-      const chosen = Math.max(2, gpus);
-      return phrase(gain(chosen, rung) > 1 ? "faster" : "slower", gaps(chosen, rung));
-    });
+    const chosen = Math.max(2, gpus);
+    const faster = gain(chosen, "ddp") > 1;
+    const both = [phrase(faster ? "faster" : "slower", gaps(chosen, "ddp")), phrase("other", gaps(chosen, "fsdp"))];
+    [says.dataset.verdict, says.textContent] = [faster ? "fits" : "not", both.join(" ")];
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
-    sentences.push(phrase("alone", { ms: inMs(1e3 * seconds), ...sent }));
-    says.textContent = sentences.join(" ");
+    one(".speed-sent p").textContent = phrase("alone", { ms: inMs(1e3 * seconds), ...sent });
     drawCurve(figure, [1, ...counts], gain);
   }
 
   /** Speed-up against the number of GPUs, both logarithmic: perfect scaling is a straight line. */
   function drawCurve(figure, counts, gain) {
-    const [width, height] = [Math.max(280, figure.clientWidth), 280];
+    const [width, height] = [Math.max(280, figure.clientWidth), figure.clientHeight];
     const [left, right, top, bottom] = [44, width - 60, 12, height - 40];
-    const gainsOf = (rung) => counts.map((n) => gain(n, rung));
-    const gains = { ddp: gainsOf("ddp"), fsdp: gainsOf("fsdp") };
+    const gains = { ddp: counts.map((n) => gain(n, "ddp")), fsdp: counts.map((n) => gain(n, "fsdp")) };
     const most = Math.log2(counts.at(-1));
     const least = Math.floor(Math.log2(Math.min(...gains.ddp, ...gains.fsdp)));
     const x = (n) => left + (Math.log2(n) / most) * (right - left);
     const y = (g) => bottom - ((Math.log2(g) - least) / (most - least)) * (bottom - top);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height }, "", "2000/svg");
     const add = (tag, attributes, words) => svg.append(make(tag, attributes, words, "2000/svg"));
-    const write = (x, y, anchor, words, more = {}) =>
-      add("text", { x, y, "text-anchor": anchor, ...more }, words);
+    const write = (x, y, anchor, words, more = {}) => add("text", { x, y, "text-anchor": anchor, ...more }, words);
     for (let power = least; power <= most; power += most - least > 8 ? 2 : 1) {
       const at = y(2 ** power);
       add("line", { class: "grid", x1: left, x2: right, y1: at, y2: at });
@@ -335,8 +337,7 @@
     const apart = Math.max(0, 7 - Math.abs(ddp - fsdp) / 2) * (ddp <= fsdp ? 1 : -1);
     for (const [rung, end] of [["ddp", ddp - apart], ["fsdp", fsdp + apart]]) {
       add("polyline", { class: rung, points: points(gains[rung]) });
-      for (const [i, g] of gains[rung].entries())
-        add("circle", { class: rung, cx: x(counts[i]), cy: y(g), r: 3 });
+      gains[rung].forEach((g, i) => add("circle", { class: rung, cx: x(counts[i]), cy: y(g), r: 3 }));
       write(right + 8, end + 4, "start", rung.toUpperCase(), { class: rung });
     }
     figure.replaceChildren(svg);
@@ -354,7 +355,7 @@
         show(table, says, figure);
       } catch (error) {
         if (!(error instanceof Wrong)) throw error;
-        says.textContent = phrase("wrong", { what: error.message });
+        [says.dataset.verdict, says.textContent] = ["close", phrase("wrong", { what: error.message })];
         figure.replaceChildren();
         for (const cell of all("tbody td:nth-child(n + 2)", table)) cell.textContent = "–";
       }
@@ -362,10 +363,11 @@
     }
   }
 
-  const message = make("p", { class: "control-error", role: "status" });
-  one(".controls").before(message);
+  let resting;
+  const spoken = make("p", { class: "visually-hidden", role: "status" });
+  const message = make("p", { class: "control-error", role: "status", "data-verdict": "close" });
+  one(".calculator").before(spoken, message);
   all(".controls, .memory-figure, .speed-figure").forEach((part) => (part.hidden = false));
-  all(".memory-says, .speed-says").forEach((part) => part.setAttribute("aria-live", "polite"));
   for (const example of all("[data-settings]")) {
     const link = make("a", { href: `#${example.dataset.settings}` });
     link.append(...example.childNodes);
@@ -375,7 +377,7 @@
   document.addEventListener("input", change);
   addEventListener("hashchange", () => {
     readLink();
-    if (location.hash.includes("=")) one(".controls").scrollIntoView();
+    if (location.hash.includes("=")) one(".calculator").scrollIntoView();
   });
   new ResizeObserver(update).observe(one(".speed-figure")); // its words keep their size
   readLink();

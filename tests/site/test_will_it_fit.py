@@ -81,6 +81,7 @@ def calls():
 @pytest.fixture
 def page(opened):
     follow(opened, "")
+    opened.evaluate("document.querySelectorAll('fieldset details').forEach(d => d.open = true)")
     yield opened
     assert opened.errors == []
     assert [url for url in opened.asked if not url.startswith(("file:", "data:", "about:"))] == []
@@ -113,7 +114,7 @@ def test_the_script_answers_as_the_package_does(page):
 
 def test_the_tables_are_what_the_script_shows(page, site):
     still = BeautifulSoup((site / OPENED).read_bytes(), "html.parser")
-    for part in (".memory-says", ".memory-table", ".speed-says", ".speed-table"):
+    for part in (".memory-says", ".memory-table", ".speed-says", ".speed-sent", ".speed-table"):
         assert still.select_one(part).text.split() == page.locator(part).inner_text().split()
     cases = re.findall(r'.*data-settings="(.+?)".*?</span> \| (.*) \|', PAGE)
     for link, numbers in cases:
@@ -122,7 +123,8 @@ def test_the_tables_are_what_the_script_shows(page, site):
         totals = [column(page, at)[-3].replace(",", "") for at in (2, 5, 6)]
         chosen = page.locator(".speed-table .chosen td").all_inner_texts()
         shown = [*map(float, totals), float(chosen[2]), float(chosen[5])]
-        assert shown == pytest.approx([float(number) for number in numbers.split(" | ")], rel=0.002)
+        told = [float(n.replace(",", "")) for n in numbers.split(" | ")]
+        assert shown == pytest.approx(told, rel=0.002)
     assert len(cases) >= 5
     # Without a script, the fields are hidden and the formulas there.
     assert all(form.has_attr("hidden") for form in still.select(".controls"))
@@ -144,7 +146,7 @@ def test_typing_changes_table_sentence_and_address(page):
     page.get_by_label("Parameters", exact=True).first.fill("2.56M")
     assert page.locator(".memory-table th").first.inner_text() == "in MB"
     assert column(page, 2)[0] == "10.2"
-    assert "On one GPU it fits" in page.locator(".memory-says").inner_text()
+    assert "Yes, on one GPU" in page.locator(".memory-says").inner_text()
     assert "params=2.56M" in page.url
     assert page.locator("#two-params").input_value() == "2.56M"  # the same setting, further down
 
@@ -177,6 +179,58 @@ def test_layers_and_hidden_size_count_the_parameters(page):
     shown["model"].select_option("resnet50")
     page.locator("#fit-kind").select_option("transformer")
     assert shown["params"].input_value() == "6.59B"  # of the sizes, which were those of 7B
+
+
+def test_a_field_that_does_not_agree_with_another_says_so(page):
+    for setting, field, said in [
+        ("params=1.4B", "params", "vocabulary give 1.56B"),
+        ("params=1.5B", "params", ""),
+        ("model=70b", "params", ""),
+        ("block=100M", "block", "give 30.7M"),
+        ("heads=24", "heads", "does not divide the hidden size"),
+        ("model=resnet50&block=30M", "block", "The model has only 25.6M"),
+        ("gpu=h100-80&link=a100", "link", "not a link of the GPU above"),
+        ("gpu=own&memory=24&link=a100", "link", ""),
+    ]:
+        follow(page, setting)
+        note = page.locator(f"[data-error={field}]").last
+        assert said in note.text_content(), setting
+        assert note.is_visible() == bool(said), setting
+        assert page.locator("[aria-invalid=true]").count() == 0
+        assert "–" not in seen(page)["numbers"]
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (PHONE, 844)])
+def test_the_answer_is_in_sight_while_any_field_of_it_is_changed(page, size):
+    page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    for field in page.locator("#fit-model, #fit-params, #fit-heads, #fit-memory").all():
+        page.evaluate("scrollTo(0, 0)")
+        field.focus()
+        boxes = [part.bounding_box() for part in (page.locator(".answer").first, field)]
+        assert all(box["y"] >= 0 and box["y"] + box["height"] <= size[1] for box in boxes)
+        answer, changed = boxes
+        assert answer["y"] + answer["height"] <= changed["y"] or answer["x"] > changed["x"]
+    widths = "[...document.querySelectorAll('.bar:nth-last-child(2) i')].map(i => i.style.width)"
+    before, verdict = page.evaluate(widths), page.locator(".memory-says p")
+    assert verdict.get_attribute("data-verdict") == "fits"
+    page.locator("#fit-gpus").fill("1")
+    assert page.evaluate(widths) != before
+    assert verdict.get_attribute("data-verdict") == "not"
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_a_screen_reader_is_told_the_answer_once_the_fields_are_at_rest(page):
+    page.evaluate("""() => {
+        window.told = [];
+        const spoken = document.querySelector("article .visually-hidden[role=status]");
+        const hear = new MutationObserver(() => told.push(spoken.textContent));
+        hear.observe(spoken, {childList: true});
+    }""")
+    for gpus in ("2", "20", "200"):
+        page.locator("#fit-gpus").fill(gpus)
+    page.wait_for_function("told.length")
+    assert page.evaluate("told") == [page.locator(".memory-says p").inner_text()]
+    assert page.locator("article [aria-live]").count() == 0
 
 
 def test_a_slider_moves_by_the_keyboard_alone(page):
@@ -250,7 +304,7 @@ def seen(page):
     return page.evaluate("""() => {
         const text = selector => document.querySelector(selector).innerText;
         const texts = selector => [...document.querySelectorAll(selector)].map(e => e.innerText);
-        return {error: text("#fit-gpus-error"), status: text("article [role=status]"),
+        return {error: text("#fit-gpus-error"), status: text("article .control-error[role=status]"),
             answers: [text(".memory-says"), text(".speed-says")],
             numbers: texts(":is(.memory-table, .speed-table) td:nth-child(n + 2)"),
             words: text("article")}
