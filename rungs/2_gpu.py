@@ -55,7 +55,7 @@ def target(path):
     with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
         if path.is_file() or not path.exists():
             return path
-    raise SystemExit(f"Cannot write {path}: name a file, in a folder that is there and yours.")
+    raise SystemExit(f"Cannot write {path}: name a file in a folder that you can write to.")
 
 
 def save(state, path):
@@ -73,7 +73,7 @@ parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--save", type=target, help="the file for the trained state dict")
 args = parser.parse_args()
 if min(args.epochs, args.batch_size, args.lr) <= 0:
-    raise SystemExit("--epochs, --batch-size and --lr are above 0.")
+    raise SystemExit("--epochs, --batch-size and --lr must be above 0.")
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")

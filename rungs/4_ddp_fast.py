@@ -62,7 +62,7 @@ def target(path):
     with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
         if path.is_file() or not path.exists():
             return path
-    raise SystemExit(f"Cannot write {path}: name a file, in a folder that is there and yours.")
+    raise SystemExit(f"Cannot write {path}: name a file in a folder that you can write to.")
 
 
 def save(state, path):
@@ -122,7 +122,7 @@ parser.add_argument("--save", type=target, help="the file for the trained state 
 args = parser.parse_args()
 counts = args.epochs, args.batch_size, args.accumulate, args.warm_up, args.report
 if min(*counts, args.lr, args.clip) <= 0 or args.workers < 0:
-    raise SystemExit("Numbers are above 0 (of --workers: not below).")
+    raise SystemExit("Numbers must be above 0 (of --workers: not below).")
 if args.trace:
     target(args.trace / "rank0.json")
 torch.manual_seed(0)

@@ -64,7 +64,7 @@ def test_with_the_gradient_scaler_or_compiled_it_trains_too(options, tmp_path):
 
 def test_bad_input_gets_a_sentence(tmp_path):
     for option, value, sentence in (
-        ("--warm-up", "0", "Numbers are above 0 (of --workers: not below).\n"),
+        ("--warm-up", "0", "Numbers must be above 0 (of --workers: not below).\n"),
         ("--trace", "no/such", "Cannot write "),
         ("--batch-size", "9000", f"--data {data.BUNDLED}: fewer images than one step takes.\n"),
     ):

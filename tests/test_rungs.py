@@ -162,7 +162,7 @@ def test_ranks_of_rung_5_with_unequal_shares_of_the_test_images_end_and_count_ea
 
 
 def test_bad_input_gets_one_sentence_and_a_failing_exit(tmp_path):
-    numbers = "--epochs, --batch-size and --lr are above 0."
+    numbers = "--epochs, --batch-size and --lr must be above 0."
     cases = [("--data", "no/such", "--data no/such: no Fashion-MNIST there (")]
     cases += [("--data", __file__, f"--data {__file__}: no Fashion-MNIST there (")]
     cases += [("--epochs", 0, numbers), ("--batch-size", -1, numbers)]
