@@ -35,11 +35,11 @@ ON_RUNG = {"faster_on_one_gpu": "2", "inside_ddp": "4"}
 def ladder(app, chapter, pathto):
     """The rungs as links, that of the chapter lit."""
     names = {
-        "1": _("CPU"),
-        "2": _("one GPU"),
-        "3": _("DP"),
-        "4": _("DDP"),
-        "5": _("FSDP"),
+        "1": ("cpu", _("CPU")),
+        "2": ("gpu", _("one GPU")),
+        "3": ("dp", _("DP")),
+        "4": ("ddp", _("DDP")),
+        "5": ("fsdp", _("FSDP")),
     }
     chapters = sorted(page for page in app.env.all_docs if re.match(r"notebooks/\d\d_", page))
     rungs = {found[1]: page for page in chapters if (found := re.search(r"_rung_(\d)_", page))}
@@ -47,8 +47,9 @@ def ladder(app, chapter, pathto):
     links = ""
     for number, page in rungs.items():
         lit = ' aria-current="true"' if number == here else ""
-        words = f"<b>{number}</b> {names[number]}"
-        links += f'<li><a href="{pathto(page)}"{lit}>{words}</a></li>'
+        rung, name = names[number]
+        link = f'<a href="{pathto(page)}"{lit}><b>{number}</b> {name}</a>'
+        links += f'<li data-rung="{rung}">{link}</li>'
     return f'<nav class="rungs" aria-label="{_("The ladder")}"><ol>{links}</ol></nav>'
 
 

@@ -72,7 +72,7 @@ def from_the_data_to_the_step(program: str) -> list[str]:
 
 
 class Rungs(WithWords):
-    """``rungs``: YAML, for each rung its ``rung``, ``name``, ``program``, ``page`` and ``says``."""
+    """``rungs``: YAML, for each rung its ``rung``, ``name``, ``program`` and ``says``."""
 
     def run(self):
         rungs = self.read()
@@ -101,7 +101,8 @@ class Rungs(WithWords):
             parts += [
                 raw(
                     f'<input type="radio" name="rung" id="rung-{name}"{chosen}>'
-                    f'<label class="ladder-row" for="rung-{name}"><span><b>{number}</b> '
+                    f'<label class="ladder-row" for="rung-{name}" data-rung="{name}">'
+                    f"<span><b>{number}</b> "
                 ),
                 self.words(rung["name"]),
                 raw(
