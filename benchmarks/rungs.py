@@ -26,7 +26,7 @@ def by_torchladder(batch_size, repeats):
 
 
 def training_rates(batch_size, repeats):
-    """What chapter 13 shows, in each rank."""
+    """What chapter 14 shows, in each rank."""
     import torch
 
     from torchladder.measuring import measure_across_ranks

@@ -1,4 +1,4 @@
-"""Chapter 16's own cells, executed here, hold where the chapter does not look."""
+"""Chapter 17's own cells, executed here, hold where the chapter does not look."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ from torch import nn
 
 from torchladder.models import LeNet
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "16_inference.ipynb"
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "17_inference.ipynb"
 pytestmark = pytest.mark.timeout(60)  # the slowest takes under three seconds
 
 
