@@ -64,7 +64,7 @@ def test_sdist_and_wheel_hold_both_packages_their_licences_and_nothing_else(buil
         for path in (ROOT / "src" / package).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
-    assert "torchclinic/errors.toml" in files
+    assert "torchclinic/catalogue/files.toml" in files
     version = f"torchladder-{torchladder.__version__}"
     with zipfile.ZipFile(built / f"{version}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())

@@ -1,4 +1,4 @@
-"""Write the notebooks of the error clinic from the catalogue, ``src/torchclinic/errors.toml``.
+"""Write the notebooks of the error clinic from the catalogue, ``src/torchclinic/catalogue``.
 
 ``make refresh`` calls this before it runs them; a test fails if they differ from the catalogue.
 """
@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from pathlib import Path
 
 import nbformat
 
 from torchclinic import errors
 from torchclinic.errors import Error, catalogue
 
-HEAD = tomllib.loads(Path(errors.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+HEAD = errors.page("pages")
 PARTS = HEAD["parts"]  # the notebooks
 TORCH = HEAD["torch"]  # the version whose source is quoted where no cell can raise an error
 
@@ -29,7 +27,7 @@ GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussio
 
 def clinic_notebook(part: str) -> nbformat.NotebookNode:
     """The notebook of one part of the catalogue, without outputs."""
-    about = PARTS[part]
+    about = errors.page(part)
     sections = {part: [markdown(f"# {about['title']}", HEAD["opening"]), code(about["setup"])]}
     sections |= {error.id: entry(error) for error in catalogue().values() if error.part == part}
     for name, cells in sections.items():

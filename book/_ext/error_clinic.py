@@ -26,8 +26,14 @@ LOGGER = logging.getLogger(__name__)
 PAGE = "book/errors"
 NOTEBOOK = re.compile(r"(?:notebooks|runs/[^/]+)/errors_(\w+)")
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
-CATALOGUE = Path(errors.__file__).with_suffix(".toml")
+CATALOGUE = sorted(errors.CATALOGUE.glob("*.toml"))
 RULES = "error_rules.js"
+
+
+def note_catalogue(env):
+    """A page that shows entries is built again when the catalogue has changed."""
+    for file in CATALOGUE:
+        env.note_dependency(file)
 
 
 def entries(part):
@@ -45,7 +51,7 @@ class Anchors(SphinxTransform):
     def apply(self):
         if not (page := NOTEBOOK.fullmatch(self.env.docname)):
             return
-        self.env.note_dependency(CATALOGUE)
+        note_catalogue(self.env)
         top = self.document.next_node(nodes.section)
         sections = [child for child in top if isinstance(child, nodes.section)]
         wanted = entries(page[1])
@@ -82,7 +88,7 @@ class Index(SphinxDirective):
     required_arguments = 1
 
     def run(self):
-        self.env.note_dependency(CATALOGUE)
+        note_catalogue(self.env)
         index = nodes.bullet_list("", classes=["error-index"])
         for error in entries(self.arguments[0]):
             link = f"[{error.message}]({error.page}.ipynb#{error.id})"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from controls import WithWords, raw
 from docutils import nodes
-from error_clinic import CATALOGUE, LINK, moved
+from error_clinic import CATALOGUE, LINK, moved, note_catalogue
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from translation import _
 
@@ -161,7 +161,7 @@ def outputs_of(file):
 def count(root, what):
     chapters = sorted((root / "notebooks").glob("[0-9]*.ipynb"))
     if what == "errors":
-        return [CATALOGUE], str(len(errors.catalogue()))
+        return CATALOGUE, str(len(errors.catalogue()))
     if what == "chapters":
         return [], str(len(chapters))
     if what == "outputs":
@@ -174,7 +174,7 @@ class Explained(SphinxDirective):
     has_content = True
 
     def run(self):
-        self.env.note_dependency(CATALOGUE)
+        note_catalogue(self.env)
         log = "\n".join(self.content)
         error = errors.find(log)[0].error
         told = _("**Why.** {why}\n\n**What to do.** {fix}")

@@ -1,6 +1,6 @@
 """From a log to its cause: the catalogue of errors, and the rules that recognise them.
 
-``errors.toml`` holds the catalogue: what each error says, why it happens, what to do, and the code
+``catalogue/`` holds the entries: what each error says, why it happens, what to do, and the code
 that shows both. The error clinic's notebooks are written from it, ``torchclinic explain`` prints
 it, and the paste box of the site applies the same rules (`rules`) in the browser.
 
@@ -28,6 +28,7 @@ from pathlib import Path
 
 # Of the book, in a clone of it; a chapter that runs alone, as on Kaggle, has none beside it.
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+CATALOGUE = Path(__file__).with_name("catalogue")
 GAP = 200  # squeezed characters for which a * in a pattern may stand
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
 # What is shown first: an error, or what a log says of an error that has no message (silent); then
@@ -77,7 +78,7 @@ TASK = re.compile(r"srun: error: ([\w.-]{1,99}): task (\d{1,5}): (.{1,99})", re.
 
 @dataclass(frozen=True)
 class Error:
-    """An entry of the catalogue; texts are Markdown. ``errors.toml`` says what each field holds."""
+    """An entry of the catalogue; texts are Markdown. ``pages.toml`` says what each field holds."""
 
     id: str
     part: str
@@ -144,8 +145,14 @@ class Match:
 @cache
 def catalogue() -> dict[str, Error]:
     """All entries by id, in the order of the clinic's pages."""
-    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    return {entry["id"]: Error(**entry) for entry in tomllib.loads(text)["error"]}
+    pages = {part: page(part)["error"] for part in page("pages")["parts"]}
+    return {told["id"]: Error(part=part, **told) for part in pages for told in pages[part]}
+
+
+def page(name: str) -> dict:
+    """A file of the catalogue: ``pages``, or one of the `parts` that it names."""
+    text = (CATALOGUE / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 # --- finding ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import mmap
 import re
-import tomllib
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
@@ -29,8 +28,7 @@ NO_CELL = ("silent", "2 gpus")  # what hangs two GPUs can be neither shown nor q
 
 
 def test_ids_are_unique_and_can_be_typed():
-    text = Path(errors.__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    ids = [entry["id"] for entry in tomllib.loads(text)["error"]]
+    ids = [entry["id"] for part in PARTS for entry in errors.page(part)["error"]]
     assert sorted(set(ids)) == sorted(ids)
     assert [name for name in ids if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name)] == []
 

@@ -183,7 +183,7 @@ def test_what_is_carried_are_the_packages_the_programs_and_the_licence(notebooks
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(given["carried"]))) as archive:
         archive.extractall(tmp_path)
     files = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*.*")}
-    assert {"torchladder/launching.py", "torchclinic/errors.toml"} <= set(files)
+    assert {"torchladder/launching.py", "torchclinic/catalogue/files.toml"} <= set(files)
     assert {"hosted_session.py", "rungs/1_cpu.py", "rungs/4_ddp.py"} <= set(files)
     assert (tmp_path / "LICENSE").read_text().startswith("MIT")
     assert not [name for name in files if name.endswith((".npz", ".pyc"))]
