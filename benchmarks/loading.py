@@ -1,7 +1,7 @@
 """Batches of small images: whole batches out of memory, and one image at a time.
 
 Most older code gives torchvision's data set with its transforms to a DataLoader, in batches of 64.
-Both sides read the same images in the same order; without augmentation their batches are equal.
+Both sides read the same images in the same order, and their batches are equal.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from results import Result
 from torch.utils.data import DataLoader
 from torchvision.datasets import FashionMNIST
-from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
+from torchvision.transforms import Compose, Normalize, ToTensor
 
-from torchladder.data import DeviceBatches, ImageData, dataloader, flip_and_crop, load_dataset
+from torchladder.data import DeviceBatches, ImageData, dataloader, load_dataset
 
 CPU = torch.device("cpu")
 
@@ -31,11 +31,9 @@ class OneByOne(FashionMNIST):
         self.transform, self.target_transform = transform, None
 
 
-def posts_loader(data: ImageData, *, workers: int = 0, augment: bool = False) -> DataLoader:
+def posts_loader(data: ImageData, *, workers: int = 0) -> DataLoader:
     """Batches as older code makes them, in the order of `dataloader`."""
     transform = Compose([ToTensor(), Normalize(data.mean, data.std)])
-    if augment:
-        transform = Compose([RandomCrop(data.shape[1:], 2), RandomHorizontalFlip(), transform])
     order = dataloader(data).sampler
     return DataLoader(OneByOne(data, transform), 64, sampler=order, num_workers=workers)
 
@@ -97,15 +95,13 @@ def measure(full: bool = True) -> list[Result]:
     data = fashion_mnist()
     assert_same_batches(data, count=100 if full else 20)
     results = []
-    for words, goal, augment in [("", 20, None), (", flipped and shifted", 10, flip_and_crop)]:
-        images = dataclasses.replace(data, augment=augment)
-        ways = {
-            "no workers": (0, dataloader(images)),
-            "no workers, without a DataLoader": (0, DeviceBatches(images, device=CPU)),
-            "2 workers, and none of ours": (2, dataloader(images)),
-        }
-        for name, (workers, ours) in ways.items():
-            theirs = posts_loader(data, workers=workers, augment=augment is not None)
-            what = f"Batches of 64 small images{words}, {name}: times the rate of one at a time"
-            results.append(compared(what, goal, theirs, ours, full))
+    ways = {
+        "no workers": (0, dataloader(data)),
+        "no workers, without a DataLoader": (0, DeviceBatches(data, device=CPU)),
+        "2 workers, and none of ours": (2, dataloader(data)),
+    }
+    for name, (workers, ours) in ways.items():
+        what = f"Batches of 64 small images, {name}: times the rate of one at a time"
+        theirs = posts_loader(data, workers=workers)
+        results.append(compared(what, 20, theirs, ours, full))
     return results

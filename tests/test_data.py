@@ -2,8 +2,6 @@
 
 import dataclasses
 import gzip
-import hashlib
-import pickle
 import shutil
 import zipfile
 
@@ -189,77 +187,6 @@ def test_download_asks_torchvision_and_then_checks_what_came(elsewhere, full_siz
     assert same(load_dataset("fashion_mnist", elsewhere / "new", download=True), expected)
 
 
-# --- CIFAR-10 -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny_cifar(elsewhere, monkeypatch):
-    """Six small batch files in CIFAR-10's format, with their checksums."""
-    folder = elsewhere / "kaggle" / "datasets" / "pankrzysiu" / "cifar10-python"
-    folder /= torchvision.datasets.CIFAR10.base_folder
-    folder.mkdir(parents=True)
-    sums = {}
-    generator = np.random.default_rng(0)
-    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
-        pixels = generator.integers(0, 256, (20, 3072), dtype=np.uint8)
-        sums[name] = pickle.dumps({"data": pixels, "labels": list(range(10)) * 2})
-    sums["batches.meta"] = pickle.dumps({"label_names": ["airplane", "automobile", "bird", "cat"]})
-    for name, raw in sums.items():
-        (folder / name).write_bytes(raw)
-        sums[name] = hashlib.md5(raw).hexdigest()
-    train = [[name, md5] for name, md5 in sums.items() if name.startswith("data")]
-    cifar = torchvision.datasets.CIFAR10
-    monkeypatch.setattr(cifar, "train_list", train)
-    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(cifar, "meta", cifar.meta | {"md5": sums["batches.meta"]})
-    return folder
-
-
-def test_cifar10_is_channels_first_and_in_order(tiny_cifar):
-    cifar = load_dataset("cifar10")
-    assert cifar.train_images.shape == (100, 3, 32, 32)
-    assert cifar.train_labels.tolist() == list(range(10)) * 10
-    batch = pickle.loads((tiny_cifar / "data_batch_1").read_bytes())
-    expected = torch.from_numpy(batch["data"]).view(-1, 3, 32, 32)
-    assert torch.equal(cifar.train_images[:20], expected)
-    assert cifar.classes[3] == "cat"
-
-
-def test_a_changed_cifar10_pickle_is_not_opened(tiny_cifar, tmp_path):
-    class Marker:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "opened"), "w"))
-
-    for name in ("data_batch_3", "batches.meta"):
-        before = (tiny_cifar / name).read_bytes()
-        (tiny_cifar / name).write_bytes(pickle.dumps(Marker()))
-        with pytest.raises(FileNotFoundError, match=r"CIFAR-10 in .* lacks a file, or one is chan"):
-            load_dataset("cifar10")
-        (tiny_cifar / name).write_bytes(before)
-    assert not (tmp_path / "opened").exists()
-
-
-def test_missing_cifar10_files_are_told_and_downloaded_if_asked(tiny_cifar, monkeypatch):
-    lacking = tiny_cifar / "test_batch"
-    raw = lacking.read_bytes()
-    lacking.unlink()
-    with pytest.raises(FileNotFoundError, match="lacks a file"):
-        load_dataset("cifar10")
-    cifar = torchvision.datasets.CIFAR10
-    monkeypatch.setattr(cifar, "download", lambda self: lacking.write_bytes(raw))
-    assert len(load_dataset("cifar10", tiny_cifar.parent, download=True).test_images) == 20
-    shutil.rmtree(tiny_cifar)
-    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 not found.*pankrzysiu/cifar10-python"):
-        load_dataset("cifar10")
-
-    def unreachable(self):
-        raise RuntimeError("Error downloading")
-
-    monkeypatch.setattr(cifar, "download", unreachable)
-    with pytest.raises(OSError, match=r"cifar10 could not be downloaded .*Error downloading"):
-        load_dataset("cifar10", download=True)
-
-
 # --- batches ------------------------------------------------------------------------------------
 
 
@@ -356,37 +283,3 @@ def test_all_channels_of_an_image_move_alike_and_no_other_image_comes_in(dtype):
     assert torch.equal(images, before)
     for image, result in zip(images, made, strict=True):
         assert any(torch.equal(result, way) for way in every_flip_and_crop(image, 3))
-
-
-@pytest.mark.parametrize("make", [dataloader, lambda *a, **k: DeviceBatches(*a, device=CPU, **k)])
-def test_training_images_are_augmented_as_bytes_and_test_images_never(small, make):
-    seen = []
-
-    def invert(images):
-        seen.append(images.dtype)
-        return 255 - images
-
-    inverting = dataclasses.replace(small, augment=invert)
-    inverse = dataclasses.replace(small, train_images=255 - small.train_images)
-    for one, other in zip(
-        make(inverting, batch_size=6000), make(inverse, batch_size=6000), strict=True
-    ):
-        assert all(map(torch.equal, one, other))
-    assert seen == [torch.uint8] * 2
-    assert all(map(torch.equal, next(iter(make(inverting, "test"))),
-                   next(iter(make(small, "test")))))  # fmt: skip
-
-
-def test_each_worker_and_each_epoch_moves_images_in_its_own_way_set_by_the_seed(small):
-    same = dataclasses.replace(load_dataset(augment=flip_and_crop),
-                               train_images=small.train_images[:1].expand(400, -1, -1, -1),
-                               train_labels=small.train_labels[:400])  # fmt: skip
-
-    def batches(seed):
-        source = dataloader(same, batch_size=100, workers=2, seed=seed)
-        return [images for _ in range(2) for images, _ in source]
-
-    one, again, other = batches(0), batches(0), batches(1)
-    assert all(map(torch.equal, one, again))
-    different = [*one, *other]
-    assert not any(torch.equal(a, b) for i, a in enumerate(different) for b in different[:i])

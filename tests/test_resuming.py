@@ -1,6 +1,5 @@
 """A run that was killed goes on as if nothing had happened, or says in what it cannot."""
 
-import dataclasses
 import os
 import random
 import re
@@ -8,7 +7,6 @@ import signal
 import subprocess
 import sys
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from torch import nn
 
 from torchladder import checkpoint
 from torchladder.checkpoint import files_in
-from torchladder.data import balanced_subset, flip_and_crop, load_dataset
+from torchladder.data import balanced_subset, load_dataset
 from torchladder.launching import LaunchError, launch
 from torchladder.training import train
 
@@ -26,14 +24,8 @@ long = pytest.mark.long
 BATCH, STEPS = 32, 7  # 210 images: seven steps an epoch, the last of 18 images
 
 
-def half_flipped(images):
-    """Turns about half of the images over, at random."""
-    flips = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-    return torch.where(flips, images.flip(-1), images)
-
-
-def small_data(count=21, augment=half_flipped):
-    return dataclasses.replace(balanced_subset(load_dataset(), count, 5), augment=augment)
+def small_data(count=21):
+    return balanced_subset(load_dataset(), count, 5)
 
 
 def new_net(hidden=16):
@@ -110,7 +102,7 @@ def killed(folder, die_after, *, world_size=1, **options):
         pytest.param([STEPS + 5], {"checkpoint_every": None}, marks=long),
         ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
         pytest.param([STEPS + 5], {"precision": "fp16-mixed"}, marks=long),
-        ([STEPS + 5, 4], {"workers": 1, "data": small_data(augment=None)}),
+        ([STEPS + 5, 4], {"workers": 1}),
     ],
 )
 def test_a_killed_run_ends_like_one_that_was_not_bit_for_bit(tmp_path, kills, options):
@@ -178,7 +170,7 @@ def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks,
     ddp = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
     here = {"world_size": 1}
     first, second = (ddp, here) if ranks == 2 else (here, ddp)
-    options = {"net": linear_net, "data": small_data(augment=None)}
+    options = {"net": linear_net}
     launch(trained, tmp_path / "whole", world_size=1, **options)
     killed(tmp_path / "moved", STEPS + 5, **first, **options)
     capfd.readouterr()
@@ -196,7 +188,7 @@ def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks,
 
 
 def test_another_run_is_refused_with_both_values(tmp_path):
-    trained(tmp_path, epochs=1, data=small_data(augment=None))
+    trained(tmp_path, epochs=1)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     net = r"model's 1.weight was \(16, 784\) float32, now"
     for options, message in [
@@ -205,14 +197,13 @@ def test_another_run_is_refused_with_both_values(tmp_path):
         ({"epochs": 5}, "epochs was 1, now 5"),
         ({"batch_size": 16}, "batch_size x world_size was 32, now 16"),
         ({"precision": "bf16-mixed"}, "precision was fp32, now bf16-mixed"),
-        ({"data": small_data(augment=flip_and_crop)}, "augment was None, now <function flip_and"),
-        ({"data": small_data(20, None)}, "data was .* 210 train .*, now .* 200 train"),
+        ({"data": small_data(20)}, "data was .* 210 train .*, now .* 200 train"),
         ({"net": lambda: new_net(8)}, rf"{net} \(8, 784\) float32; .*; and 4 more"),
         ({"net": lambda: new_net().double()}, rf"{net} \(16, 784\) float64"),
         ({"net": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))}, rf"{net} \(10, 784\)"),
     ]:
         with pytest.raises(ValueError, match=rf"step_00000007.pt is of another run: .*{message}"):
-            trained(tmp_path, **{"epochs": 1, "data": small_data(augment=None)} | options)
+            trained(tmp_path, **{"epochs": 1} | options)
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
 
 
@@ -233,20 +224,6 @@ def test_another_optimizer_and_missing_keys_are_named(tmp_path):
     torch.save(net.state_dict(), tmp_path / "weights.pt")
     with pytest.raises(ValueError, match=r"weights.pt holds no training run; load_into"):
         checkpoint.load(tmp_path / "weights.pt", {"model": net})
-
-
-@pytest.mark.slow
-def test_a_run_whose_workers_augment_is_told_that_their_random_numbers_begin_anew(tmp_path, capsys):
-    data = small_data(augment=partial(flip_and_crop, padding=1))
-    for workers, told in [(0, False), (1, True)]:
-        options = {"workers": workers, "data": data, "epochs": 1}
-        trained(tmp_path / str(workers), **options)
-        files_in(tmp_path / str(workers))[-1].unlink()
-        trained(tmp_path / str(workers), **options)
-        said = capsys.readouterr().err
-        assert "resumed from step_00000006.pt" in said
-        assert ("in workers draws other numbers" in said) == told
-        assert ("not those of an unbroken run" in said) == told
 
 
 def test_a_folder_that_is_not_there_is_an_empty_one_and_a_file_is_an_error(tmp_path):

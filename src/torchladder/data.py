@@ -1,8 +1,7 @@
 """Image data: a real set that comes with the package, the full sets, and batches of any data.
 
-Three names: ``fashion_mnist_small`` (12,000 + 2,000 images, bundled), ``fashion_mnist``
-(60,000 + 10,000) and ``cifar10`` (50,000 + 10,000). All of them are held in memory as ``uint8``
-and become normalised ``float32`` batch by batch.
+Two names: ``fashion_mnist_small`` (12,000 + 2,000 images, bundled) and ``fashion_mnist`` (60,000 +
+10,000). Both are held in memory as ``uint8`` and become normalised ``float32`` batch by batch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -50,7 +49,6 @@ class ImageData:
     classes: tuple[str, ...]  # the name of each label
     mean: tuple[float, ...]  # of each channel over the full training set, pixels from 0 to 1
     std: tuple[float, ...]
-    augment: Callable[[Tensor], Tensor] | None = None  # is given each uint8 batch to train on
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -87,21 +85,18 @@ def load_dataset(
     folder: str | os.PathLike | None = None,
     *,
     download: bool = False,
-    augment: Callable[[Tensor], Tensor] | None = None,
 ) -> ImageData:
     """The data set called `name`: all of it, and the right one, or an error.
 
     Parameters
     ----------
-    name : {'fashion_mnist_small', 'fashion_mnist', 'cifar10'}
+    name : {'fashion_mnist_small', 'fashion_mnist'}
     folder : path, optional
         Where to look, up to four folders deep. Without it: ``$TORCHLADDER_DATA``, what was
         downloaded before, Debian's ``dataset-fashion-mnist`` and Kaggle's ``/kaggle/input``.
     download : bool
         Fetch the set with torchvision if it was not found: into `folder`, else
         ``$TORCHLADDER_DATA``, else ``~/.cache/torchladder``.
-    augment : callable, optional
-        What changes each batch to train on, as ``uint8``, such as `flip_and_crop`.
 
     Raises
     ------
@@ -110,11 +105,7 @@ def load_dataset(
     FileNotFoundError
         If the set, or one of its files, is not there.
     """
-    loaders = {
-        "fashion_mnist_small": _fashion_mnist_small,
-        "fashion_mnist": _fashion_mnist,
-        "cifar10": _cifar10,
-    }
+    loaders = {"fashion_mnist_small": _fashion_mnist_small, "fashion_mnist": _fashion_mnist}
     if name not in loaders:
         raise ValueError(f"No data set {name!r}: there are {', '.join(loaders)}.")
     folders = [Path.home() / ".cache" / "torchladder", _DEBIAN, _KAGGLE]
@@ -123,33 +114,23 @@ def load_dataset(
     if folder is not None:
         folders = [Path(folder)]
     try:
-        data = loaders[name](folders)
+        return loaders[name](folders)
     except FileNotFoundError:
         if not download:
             raise
         from torchvision import datasets
 
-        kind = datasets.CIFAR10 if name == "cifar10" else datasets.FashionMNIST
         try:
-            kind(folders[0], download=True)
+            datasets.FashionMNIST(folders[0], download=True)
         except (OSError, RuntimeError) as error:
             raise OSError(f"{name} could not be downloaded to {folders[0]}: {error}") from error
-        data = loaders[name](folders)
-    return replace(data, augment=augment)
+        return loaders[name](folders)
 
 
 def _find(folder: Path, *names: str) -> list[Path]:
     """Every file called one of `names`, up to four levels below `folder`."""
     patterns = ["*/" * depth + name for depth in range(5) for name in names]
     return [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
-
-
-def _not_found(title: str, folders: list[Path], files: str, slug: str) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"{title} not found: looked in {', '.join(map(str, folders))}. Two ways to get it: put "
-        f"{files} in a folder and name it with folder= or TORCHLADDER_DATA (on Kaggle, attach the "
-        f"data set {slug}), or pass download=True, which needs internet."
-    )
 
 
 def _fashion_mnist_small(folders: list[Path]) -> ImageData:
@@ -165,8 +146,12 @@ def _fashion_mnist(folders: list[Path]) -> ImageData:
         if all(found.values()):
             break
     else:
-        files = f"its four files ({', '.join(_FASHION_FILES.values())})"
-        raise _not_found("Fashion-MNIST", folders, files, "zalando-research/fashionmnist")
+        looked, files = ", ".join(map(str, folders)), ", ".join(_FASHION_FILES.values())
+        raise FileNotFoundError(
+            f"Fashion-MNIST not found: looked in {looked}. Put its four files ({files}) in a folder "
+            "and name it with folder= or TORCHLADDER_DATA (on Kaggle, attach the data set "
+            "zalando-research/fashionmnist), or pass download=True, which needs internet."
+        )
     arrays = {}
     for key, paths in found.items():
         # MNIST's files have the same names: one that lies in a folder of the right name wins.
@@ -201,26 +186,6 @@ def _fashion(name: str, arrays: Mapping[str, np.ndarray]) -> ImageData:
     return ImageData(name, **tensors, classes=_FASHION_CLASSES, mean=(0.2860,), std=(0.3530,))
 
 
-def _cifar10(folders: list[Path]) -> ImageData:
-    from torchvision.datasets import CIFAR10
-
-    found = [file for folder in folders for file in _find(folder, f"{CIFAR10.base_folder}/*")]
-    if not found:
-        files = f"its folder {CIFAR10.base_folder}"
-        raise _not_found("CIFAR-10", folders, files, "pankrzysiu/cifar10-python")
-    parts = {}
-    for split in ("train", "test"):
-        try:  # torchvision opens these pickles only if their checksums are right
-            part = CIFAR10(found[0].parents[1], train=split == "train")
-        except RuntimeError as error:
-            what = f"CIFAR-10 in {found[0].parent} lacks a file, or one is changed"
-            raise FileNotFoundError(f"{what}: download it again.") from error
-        parts[f"{split}_images"] = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
-        parts[f"{split}_labels"] = torch.tensor(part.targets)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return ImageData("cifar10", **parts, classes=tuple(part.classes), mean=mean, std=std)
-
-
 def balanced_subset(data: ImageData, train: int, test: int) -> ImageData:
     """The first `train` and `test` images of each class, in the order of the full set."""
     parts = {}
@@ -241,7 +206,6 @@ class _ImageSet(Dataset):
     def __init__(self, data: ImageData, split: str, device: torch.device | None = None) -> None:
         self.data = data
         self.images, self.labels = (tensor.to(device) for tensor in data.split(split))
-        self.augment = data.augment if split == "train" else None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -260,8 +224,6 @@ class _ImageSet(Dataset):
         """The images and labels of these indices, which are on the same device."""
         # Not images[indices]: for small images that takes several times as long on a CPU.
         images = self.images.index_select(0, indices)
-        if self.augment is not None:
-            images = self.augment(images)
         return self.data.normalise(images), self.labels.index_select(0, indices)
 
 
@@ -279,8 +241,7 @@ def flip_and_crop(
     images : Tensor
         Of shape ``(N, C, H, W)`` and any dtype.
     generator : torch.Generator, optional
-        Of the images' device; default the global one. Workers of a data loader would each use
-        a copy of it and draw the same: leave it out there.
+        Of the images' device; default the global one.
     """
     count, _, height, width = images.shape
     # Which of two, and where the window into the padded image begins.
@@ -312,9 +273,6 @@ def dataloader(
     and on nothing else. Of that one order, rank r of n reads every n-th image from the r-th on.
     For training, each rank gets equally many: up to n - 1 images are read twice. Test images are
     each read once, by one rank.
-
-    An augmentation draws from the global generator; that of each worker follows `seed`, and goes
-    on from epoch to epoch.
 
     Raises
     ------
@@ -358,7 +316,7 @@ def _dataset(data: ImageData | Sequence[Dataset], split: str) -> Dataset:
 class DeviceBatches:
     """The same batches as `dataloader`, from a split that is kept on `device` as ``uint8``.
 
-    Indexing, augmenting and normalising happen there, so an epoch copies nothing but the order.
+    Indexing and normalising happen there, so an epoch copies nothing but the order.
     """
 
     def __init__(

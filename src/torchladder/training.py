@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -138,7 +136,6 @@ def train(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
     settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
     settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
-    settings["augment"] = re.sub(" at 0x[0-9a-f]+", "", repr(getattr(data, "augment", None)))
     _check_settings(epochs, rung, precision)
     _check_folder(checkpoint_dir, checkpoint_every)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
@@ -152,7 +149,7 @@ def train(
     steps = epochs * len(batches[0])
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     state = TrainState(model, wrapped, optimizer, schedule, precision, rank, world_size, settings)
-    state.folder, state.workers = checkpoint_dir, workers
+    state.folder = checkpoint_dir
     state.resume()
     _train_epochs(state, *batches, checkpoint_every, on_step)
     return state.history
@@ -194,7 +191,6 @@ class TrainState:
     step: int = 0  # steps done in all epochs
     loss: Tensor | None = None  # mean over the last batch (of this rank), without a graph
     seconds: float = 0.0  # training seconds spent in the unfinished epoch, saving excluded
-    workers: int = 0  # processes that load, and augment, its images
 
     def __post_init__(self) -> None:
         self.device = _device_of(self.model)
@@ -243,7 +239,6 @@ class TrainState:
             best=best,
             no_dist=self.world_size == 1,
             history=[vars(epoch) for epoch in self.history],
-            workers=self.workers,
             **{name: getattr(self, name) for name in _POSITION},
         )
 
@@ -252,10 +247,6 @@ class TrainState:
         how = {"run": self.settings, "no_dist": self.world_size == 1}
         if not self.folder or not (saved := checkpoint.load(self.folder, self._parts(), **how)):
             return
-        augmented = self.settings["augment"] != "None" and (self.workers or saved["workers"])
-        if self.rank == 0 and augmented:
-            numbers = "so the numbers are not those of an unbroken run"
-            print(f"augment in workers draws other numbers, {numbers}", file=sys.stderr, flush=True)
         for name in _POSITION:
             setattr(self, name, saved[name])
         self.history.extend(Epoch(**epoch) for epoch in saved["history"])
