@@ -148,7 +148,7 @@ def _fashion_mnist(folders: list[Path]) -> ImageData:
     else:
         looked, files = ", ".join(map(str, folders)), ", ".join(_FASHION_FILES.values())
         raise FileNotFoundError(
-            f"Fashion-MNIST not found: looked in {looked}. Put its four files ({files}) in a folder "
+            f"Fashion-MNIST not found: looked in {looked}. Put its files ({files}) in a folder "
             "and name it with folder= or TORCHLADDER_DATA (on Kaggle, attach the data set "
             "zalando-research/fashionmnist), or pass download=True, which needs internet."
         )
