@@ -1,0 +1,209 @@
+"""Rung 5 that goes on when a host is lost, with the ranks that are left. On each host:
+
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=1:2 --max-restarts=3 --rdzv-backend=c10d
+    --rdzv-endpoint=HOST1 --rdzv-id=NAME --nproc-per-node=GPUS rungs/5_fsdp_elastic.py ...
+"""  # the variable, since torchrun cannot take a host back without: pytorch#135712
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, TensorDataset
+
+
+class LeNet(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+            nn.Linear(84, 10),
+        )  # fmt: skip
+
+    def forward(self, pixels):  # bytes until here: a quarter of the memory of floats
+        return super().forward((pixels.float() / 255 - 0.2860) / 0.3530)
+
+
+def read(path, split):
+    if path.is_dir():
+        from torchvision.datasets import FashionMNIST  # slow to import
+
+        data = FashionMNIST(path, train=split == "train")
+        return TensorDataset(data.data.unsqueeze(1), data.targets)
+    with np.load(path) as arrays:
+        images = torch.from_numpy(arrays[f"{split}_images"])
+        labels = torch.from_numpy(arrays[f"{split}_labels"])
+    return TensorDataset(images.unsqueeze(1), labels.long())
+
+
+@torch.no_grad()  # inference_mode breaks the next training step if the model has not run yet
+def evaluate(model, batches):
+    model.eval()
+    for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
+        dist.broadcast(buffer, 0)
+    right = 0
+    for images, labels in batches:
+        images, labels = images.to(device), labels.to(device)
+        right += (model(images).argmax(1) == labels).sum()
+    dist.all_reduce(right)
+    return right.item() / len(test)
+
+
+def target(path):
+    """The file to write, behind any link: tried before the training, not after it."""
+    path = Path(os.path.realpath(path))
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
+        if path.is_file() or not path.exists():
+            return path
+    raise SystemExit(f"Cannot write {path}: name a file in a folder that you can write to.")
+
+
+def save(state, path):
+    """Beside the old file, then renamed: killed half-way, it spoils nothing."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        torch.save(state, f"{folder}/new")
+        os.replace(f"{folder}/new", path)
+
+
+class Sharded(Stateful):
+    """Model and optimizer: each rank saves its rows, and loads those that are now its own."""
+
+    def state_dict(self):
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments}
+
+    def load_state_dict(self, saved):
+        weights, moments = saved["model"], saved["optimizer"]
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+
+
+class RandomStates(Stateful):
+    """This rank's own: each draws other numbers, for dropout, say."""
+
+    def state_dict(self):
+        return {name: module.get_rng_state() for name, module in random_modules.items()}
+
+    def load_state_dict(self, saved):
+        for name, module in random_modules.items():
+            module.set_rng_state(saved[name])
+
+
+parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
+parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=64, help="images per step, in all processes")
+parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--save", type=target, help="the file for the trained state dict")
+parser.add_argument("--checkpoint", type=Path, required=True, help="a folder all hosts share")
+args = parser.parse_args()
+if min(args.epochs, args.batch_size, args.lr) <= 0:
+    raise SystemExit("--epochs, --batch-size and --lr must be above 0.")
+torch.manual_seed(0)
+try:
+    train, test = read(args.data, "train"), read(args.data, "test")
+except Exception as error:
+    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
+try:
+    args.checkpoint.mkdir(exist_ok=True)
+    tempfile.TemporaryDirectory(dir=args.checkpoint).cleanup()
+except OSError:
+    raise SystemExit(f"Cannot write {args.checkpoint}: name a folder all hosts share.") from None
+
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+if device.type == "mps":  # PyTorch cannot send its tensors to another process
+    device = torch.device("cpu")
+processes = int(os.environ.get("LOCAL_WORLD_SIZE", 0))  # of this host; 0: not by torchrun
+if not processes or (device.type != "cpu" and processes > torch.accelerator.device_count()):
+    raise SystemExit("Start it with torchrun, a process per GPU (CUDA_VISIBLE_DEVICES= hides all).")
+if device.type != "cpu":
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))  # to each its own
+dist.init_process_group(dist.get_default_backend_for_device(device))
+rank, ranks = dist.get_rank(), dist.get_world_size()
+if args.batch_size % ranks:
+    raise SystemExit(f"--batch-size {args.batch_size} cannot be dealt out to {ranks} processes.")
+sampler = DistributedSampler(train)  # each process its share of the images
+train_batches = DataLoader(train, args.batch_size // ranks, sampler=sampler)
+# A call of the model exchanges weights: all need equally many batches. Class -1 is never right.
+padded = ConcatDataset([test, [(test[0][0], torch.tensor(-1))] * (-len(test) % ranks)])
+test_batches = DataLoader(padded, args.batch_size // ranks, sampler=range(rank, len(padded), ranks))
+model = LeNet()  # the same weights on all, by the seed: fully_shard sends nothing
+mesh = dist.init_device_mesh(device.type, (ranks,))
+for unit in [layer for layer in model if list(layer.parameters())] + [model]:
+    fully_shard(unit, mesh=mesh)  # keeps this rank's rows, and gathers the others when it runs
+print(f"training on {model[0].weight.device}")
+torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropout is not
+optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+steps = args.epochs * len(train_batches)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
+
+random_modules = {"cpu": torch}
+if device.type != "cpu":
+    random_modules["gpu"] = torch.get_device_module(device)
+own = f"rank {rank} of {ranks}"  # a key for each rank: of equal keys, DCP keeps one value
+run = {"sharded": Sharded(), "schedule": schedule, own: RandomStates()}
+whole_ones = args.checkpoint.glob("[0-9]*/.metadata")  # written last
+done = [max((int(file.parent.name) for file in whole_ones), default=0)]
+dist.broadcast_object_list(done, device=device)  # what rank 0 sees: a disk's news may be late
+if done[0] > 0:
+    folder = args.checkpoint / str(done[0])
+    torch.manual_seed(ranks * done[0] + rank)  # stays, if there were more or fewer ranks
+    try:
+        known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        parts = {key: part for key, part in run.items() if key != own or f"{own}.cpu" in known}
+        dcp.load(parts, checkpoint_id=folder)
+    except (Exception, dcp.CheckpointException):
+        sentence = "not a whole one of this program, or not on a disk all hosts share"
+        raise SystemExit(f"--checkpoint {folder}: {sentence}.") from None
+    if schedule.total_iters != steps:
+        raise SystemExit(f"--checkpoint {folder}: of other --epochs, --batch-size or --data.")
+
+for epoch in range(done[0] + 1, args.epochs + 1):
+    start = time.perf_counter()
+    total = 0  # becomes a tensor: one .item() per epoch, not per step
+    model.train()
+    sampler.set_epoch(epoch)  # another order in each epoch
+    for images, labels in train_batches:
+        images, labels = images.to(device), labels.to(device)
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        total += loss.detach() * len(images)  # by image: the last batch may be smaller
+    dist.all_reduce(total)
+    loss = total.item() / sampler.total_size
+    norm = nn.utils.get_total_norm(model.parameters()).full_tensor()
+    if not norm.isfinite():  # before anything is saved
+        raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
+    rate = len(train) / (time.perf_counter() - start)
+    accuracy = evaluate(model, test_batches)
+    if rank == 0:
+        print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
+    dcp.save(run, checkpoint_id=args.checkpoint / str(epoch))  # by all ranks, its rows each
+    for old in args.checkpoint.glob("[0-9]*"):
+        if rank == 0 and old.name != str(epoch):
+            shutil.rmtree(old)
+
+whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+weights = get_model_state_dict(model, options=whole)  # by all ranks; rank 0 gets them
+if args.save and rank == 0:
+    save(weights, args.save)
+dist.destroy_process_group()
