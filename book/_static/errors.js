@@ -12,7 +12,7 @@
 [rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
-  const { find, nearest, shown } = finding(errorRules);
+  const { find, nearest, otherProgram, shown } = finding(errorRules);
   const one = (selector, around = document) => around.querySelector(selector);
   const all = (selector, around = document) => [...around.querySelectorAll(selector)];
 
@@ -83,11 +83,13 @@
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
-  function showNearest(ids) {
+  function showNearest(text) {
+    const program = otherProgram(text);
+    const ids = program ? [] : nearest(text);
     const items = ids.map((id) => answer(id, "near", make("p", "", phrase("near"))));
     const ask = [...one(".ask-others").cloneNode(true).childNodes];
     found.replaceChildren(make("ul", "matches", ...items), make("div", "ask-others", ...ask));
-    return phrase(ids.length ? "none-near" : "none");
+    return program ? phrase("other", { program }) : phrase(ids.length ? "none-near" : "none");
   }
 
   function showAnswer() {
@@ -96,7 +98,7 @@
     answered = text;
     const matches = find(text);
     if (!text.trim()) found.replaceChildren();
-    const says = !text.trim() ? "" : matches.length ? showFound(text, matches) : showNearest(nearest(text));
+    const says = !text.trim() ? "" : matches.length ? showFound(text, matches) : showNearest(text);
     one("#log-says").textContent = says;
   }
 

@@ -11,7 +11,8 @@ const finding = (rules) => {
   function squeeze(log) {
     for (const [mark, plain] of Object.entries(rules.quotes)) log = log.replaceAll(mark, plain);
     const lines = log.replace(COLOUR, "").split("\n");
-    return lines.map((line) => line.replace(PREFIX, "").replace(/[^!-~]+/g, ""));
+    // Spaces first, since that halves the time.
+    return lines.map((line) => line.replace(PREFIX, "").replaceAll(" ", "").replace(/[^!-~]+/g, ""));
   }
 
   // --- finding ---
@@ -62,6 +63,7 @@ const finding = (rules) => {
       const found = patterns.flatMap((pattern) => placesOf(text, pattern));
       if (found.length) places.set(id, inOrder(found));
     }
+    if (places.size && otherProgram(log)) return [];
     const known = rules.errors.filter(({ id }) => places.has(id));
     const named = known.length ? placesOf(text, ["Error"]) : [];
     const first = new Map();
@@ -89,6 +91,13 @@ const finding = (rules) => {
     }));
   }
 
+  /** The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or "". */
+  function otherProgram(log) {
+    const names = (words) => words.some((word) => log.includes(word));
+    if (names(rules.own)) return "";
+    return Object.keys(rules.others).find((name) => names(rules.others[name])) ?? "";
+  }
+
   /** The letters that matched, by the number of the line in which they are. */
   function wordsOf(text, starts, patterns, place) {
     const words = new Map();
@@ -110,7 +119,8 @@ const finding = (rules) => {
   function shown(line, words) {
     line = line.replace(COLOUR, "");
     line = line.slice(line.lastIndexOf("\r") + 1).trim() || line.trim();
-    const text = line.replace(/\\[nt]/g, "  ");
+    const long = Object.entries(rules.quotes).filter(([mark]) => mark.length > 1);
+    const text = long.reduce((text, [mark, plain]) => text.replaceAll(mark, plain || " "), line);
     const letters = text.replace(/\W+/g, "");
     let [at, count] = [-1, -1];
     const indexOf = (letter) => {
@@ -147,5 +157,5 @@ const finding = (rules) => {
     return near.slice(0, most).map(({ id }) => id);
   }
 
-  return { find, nearest, shown };
+  return { find, nearest, otherProgram, shown };
 };

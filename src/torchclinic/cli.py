@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command("explain", _explain, "what an error means, and what to do", log)
     add("what", nargs="?", metavar="FILE|ID", help="a log, - for the standard input (the default"
         " if it is no terminal), or an entry of the catalogue")  # fmt: skip
+    add("--json", action="store_true", help="for other programs, in a form that stays")
 
     path = {"metavar": "PATH", "help": "a file, or a sharded checkpoint's folder"}
     found = "torchclinic inspect found.pt"
@@ -102,12 +103,15 @@ def _explain(options: argparse.Namespace) -> int:
     from torchclinic import errors
 
     what = options.what or ("" if sys.stdin.isatty() else "-")
-    if what in errors.catalogue():
-        print(errors.catalogue()[what])
-        return 0
-    log = _log(what)
-    found = errors.find(log)
-    print(errors.explain(log, found))
+    if entry := errors.catalogue().get(what):
+        log, found = "", [errors.Match(entry)]
+    else:
+        log = _log(what)
+        found = errors.find(log)
+    if options.json:
+        print(errors.as_json(log, found))
+    else:
+        print(entry or errors.explain(log, found))
     return 0 if found else 1
 
 

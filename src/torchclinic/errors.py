@@ -12,6 +12,7 @@ expression: none can be slow, and Python and JavaScript agree.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -37,6 +38,11 @@ KINDS = {"error": 0, "silent": 0, "follows": 1, "warning": 2}
 # Replaced one after the other: what an input method or a web page makes of ASCII, and the many ways
 # to write a quotation mark; the last three are of JSON.
 QUOTES = {
+    "&amp;": "&",
+    **dict.fromkeys(["&#39;", "&#x27;", "&apos;", "&quot;", "&#34;"], "'"),
+    "&lt;": "<",
+    "&gt;": ">",
+    "&nbsp;": " ",
     **dict.fromkeys('"`´‘’‚‛“”„‟′″「」『』«»＂＇', "'"),
     **dict(zip("：，；．（）［］＝／！", ":,;.()[]=/!", strict=True)),
     "…": "...",
@@ -46,6 +52,7 @@ QUOTES = {
 }
 COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]|\\u001b|\\x1b|\\033|\^\[(?=\[)"
 COLOUR += r"|\[[0-9;]{1,12}m"  # of which only this is left where web pages drop the rest
+COLOUR += r"|</?(?:span|font)(?: [^<>\n]{0,200})?>"  # of a page's source
 # Of lines. Written so that Python's re.ASCII and JavaScript read them alike: \s would differ.
 BLANK = r"[ \t\r\f\v\u00a0\u3000\ufeff]"
 PREFIXES = [
@@ -70,6 +77,31 @@ TELLING = re.compile(
     re.ASCII,
 )
 WORD = re.compile(r"\b[A-Za-z_]{4,40}\b(?!\.\w)", re.ASCII)
+# Words of programs that print some of the same errors, such as those of CUDA; and words of PyTorch
+# alone. A log with one of the former and none of the latter gets no cause.
+OTHERS = {
+    "TensorFlow or Keras": ["tensorflow/", "tensorflow\\", "tensorflow.", "keras/", "keras\\"],
+    "JAX": ["jaxlib", "jax/_src", "jax._src", "jax.errors", "XlaRuntimeError", "cuda_dnn.cc:"],
+    "llama.cpp": ["ggml", "llama.cpp", "llama_model", "ollama"],
+    "scikit-learn": ["sklearn", "joblib"],
+    "pandas": ["pandas/", "pandas\\", "pandas._libs"],
+    "CuPy or Numba": ["cupy", "numba/", "numba\\", "numba.cuda"],
+    "ONNX Runtime": ["onnxruntime"],
+    "PaddlePaddle": ["paddle/", "paddle\\", "paddlepaddle"],
+    "npm or Node": ["npm ERR!", "npm error", "node_modules", "node:internal"],
+    "a C or C++ program": ["make: ***", "make[1]: ***", "collect2:", "./a.out", "AddressSanitizer"],
+    "Rust or Go": ["panicked at", "goroutine "],
+}
+OWN = [
+    "torch",
+    "Torch",
+    "state_dict",
+    "DataLoader",
+    "c10::",
+    "aten::",
+    "requires_grad",
+    "nn.Module",
+]
 # Whose a line is: by its prefix (torch, mpirun), in torchrun's summary, as srun says.
 RANK_OF_LINE = re.compile(r"\[rank ?(\d{1,5})\]|\[\d{1,5},(\d{1,5})\]<", re.ASCII)
 RANK_OF_FAILURE = re.compile(r"\brank {1,9}: (\d{1,5}) \(local_rank: \d{1,5}\)", re.ASCII)
@@ -137,8 +169,8 @@ class Match:
     """
 
     error: Error
-    line: int
-    text: str
+    line: int | None = None
+    text: str = ""
     rank: str = ""
 
 
@@ -164,16 +196,17 @@ def find(log: str) -> list[Match]:
     An error comes before what only follows from one, such as the other ranks' lost connections,
     and that before warnings. Among alike the first in the log comes first: it cannot follow from
     those after it. An entry gives way to a more special one that matched within `NEAR` lines.
+    In a log of an `other_program` nothing is found.
 
     Parameters
-    ----------
-    log : str
-        A message, a traceback or a whole log; of any length.
+        ----------
+        log : str
+            A message, a traceback or a whole log; of any length.
 
-    Examples
-    --------
-    >>> [match.error.id for match in find("KeyError: 'momentum'")]
-    []
+        Examples
+        --------
+        >>> [match.error.id for match in find("KeyError: 'momentum'")]
+        []
     """
     pieces = _squeeze(log)
     starts = [0, *accumulate(map(len, pieces))]
@@ -182,6 +215,8 @@ def find(log: str) -> list[Match]:
     for name in catalogue():
         if found := sorted(place for p in _patterns(name) for place in _places(squeezed, p)):
             places[name] = found
+    if places and other_program(log):
+        return []
     named = _places(squeezed, ["Error"]) if places else []
     lines = log.split("\n") if places else []
     matches = []
@@ -192,6 +227,14 @@ def find(log: str) -> list[Match]:
             match = Match(catalogue()[name], line + 1, text, _rank(lines, line))
             matches.append((KINDS[match.error.kind], place, match))
     return [match for *_, match in sorted(matches, key=lambda found: found[:2])]
+
+
+def other_program(log: str) -> str:
+    """The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or ``""``."""
+    if any(word in log for word in OWN):
+        return ""
+    named = (name for name, words in OTHERS.items() if any(word in log for word in words))
+    return next(named, "")
 
 
 def _first(
@@ -348,6 +391,8 @@ def rules() -> dict:
         "quotes": QUOTES,
         "colour": COLOUR,
         "prefix": PREFIX,
+        "others": OTHERS,
+        "own": OWN,
         "telling": TELLING.pattern,
         "word": WORD.pattern,
         "weights": _weights(),
@@ -370,6 +415,8 @@ def rules() -> dict:
 def explain(log: str, found: list[Match] | None = None) -> str:
     """What `find` finds in a log (or has `found`), or `nearest`, for a terminal."""
     found = find(log) if found is None else found
+    if other := not found and other_program(log):
+        return "\n\n".join([_wrapped(NOT_PYTORCH.format(other)), ASK])
     if not found:
         guesses = [_heading(error, "  ") for error in nearest(log)]
         near = ["The nearest, which may all be about something else:", *guesses]
@@ -396,9 +443,31 @@ FOLLOWS = {
     "follows": "It often follows from an error of another process.",
     "warning": "It is a warning: the program goes on after it.",
 }
+NOT_PYTORCH = """This may not be PyTorch: the log seems to come from {}, and torch is nowhere in
+it. If it is PyTorch, give the whole log, from its first line."""
 ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
 started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
 WIDTH = 88
+
+
+def as_json(log: str, found: list[Match]) -> str:
+    """What `explain` says, for programs; entries of `found` that were asked for have no ``line``.
+
+    ``version`` changes only if a field goes or changes its meaning; new ones may come.
+    """
+    other = other_program(log)
+    near = [] if found or other else [error.id for error in nearest(log)]
+    told = {"matches": list(map(_record, found)), "nearest": near, "other_program": other}
+    return json.dumps({"version": 1, **told}, indent=1)
+
+
+def _record(match: Match) -> dict:
+    error = match.error
+    told = {name: getattr(match, name) for name in ("line", "text", "rank")}
+    told |= {name: getattr(error, name) for name in ("kind", "message")}
+    told |= {name: _without_links(getattr(error, name)).strip() for name in ("cause", "fix")}
+    url = _published(f"{error.page}#{error.id}")
+    return {"id": error.id, **told, "works": error.works.strip(), "url": url}
 
 
 def _also(match: Match) -> str:

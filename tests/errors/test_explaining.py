@@ -1,6 +1,7 @@
 """``torchclinic explain``: a log or an entry's id in; why, and what to do, out."""
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -62,6 +63,36 @@ def test_an_unknown_error_has_the_status_1(explain):
     status, out, err = explain(given=b"KeyError: 'rank'\n")
     assert (status, err) == (1, "")
     assert out.startswith("No entry of the catalogue has these words.")
+
+
+def test_with_json_the_same_answer_has_a_form_for_programs(explain):
+    def told(*arguments, **given):
+        with published("Documentation, https://a.example/book/"):
+            return json.loads(explain("--json", *arguments, **given)[1])
+
+    logs = [f"[rank1]: {line}" for line in LOG.splitlines()]
+    answer = told(given="\n".join(logs).encode())
+    (match,) = answer.pop("matches")
+    assert answer == {"version": 1, "nearest": [], "other_program": ""}
+    entry = catalogue()["module-prefix"]
+    assert match == {
+        "id": entry.id,
+        "line": 4,
+        "text": f"[rank1]: {LOG.splitlines()[3].strip()}",
+        "rank": "rank 1",
+        "kind": "error",
+        "message": entry.message,
+        "cause": errors._without_links(entry.cause).strip(),
+        "fix": errors._without_links(entry.fix).strip(),
+        "works": entry.works.strip(),
+        "url": "https://a.example/book/notebooks/errors_files.html#module-prefix",
+    }
+    (asked,) = told(entry.id, given=b"")["matches"]
+    assert asked == match | {"line": None, "text": "", "rank": ""}
+    unknown = told(given=b"RuntimeError: no state_dict that a worker could load")
+    assert unknown["matches"] == []
+    assert set(unknown["nearest"]) <= set(catalogue())
+    assert told(given=b"ggml: CUDA out of memory. ")["other_program"] == "llama.cpp"
 
 
 def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path):

@@ -1,8 +1,8 @@
 """Messy logs: `logs/` holds them, and ``logs/expected.json`` the entries that each must give.
 
 They are what real programs printed, then as schedulers, loggers, containers, terminals, notebooks
-and forums make it. ``unrelated.txt`` holds what other programs print, between lines of dashes. The
-browser's tests read the same files.
+and forums make it. ``unrelated.txt`` holds what other programs print, between lines of dashes, and
+``others.txt`` what they print in words that PyTorch prints, too. The browser's tests read them all.
 """
 
 import json
@@ -36,6 +36,18 @@ def test_an_unrelated_error_gives_no_entry():
     texts = Path(__file__).with_name("unrelated.txt").read_text().split("----\n")
     assert [text for text in texts if found(text)] == []
     assert len(texts) > 20
+
+
+def test_a_log_of_another_program_is_said_to_be_one(monkeypatch):
+    sections = Path(__file__).with_name("others.txt").read_text().split("---- ")[1:]
+    told = [section.partition("\n")[::2] for section in sections]
+    assert [(name, errors.other_program(log), found(log)) for name, log in told] == [
+        (name, name, []) for name, _ in told
+    ]
+    assert all(f"seems to come from {name}" in " ".join(explain(log).split()) for name, log in told)
+    assert errors.other_program(f"{told[0][1]} File site-packages/torch/cuda.py") == ""
+    monkeypatch.setattr(errors, "OTHERS", {})
+    assert len([log for _, log in told if found(log)]) > len(told) / 2  # they share words
 
 
 def test_the_line_that_is_shown_holds_words_of_the_log():

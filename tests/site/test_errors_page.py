@@ -108,11 +108,13 @@ def page(opened):
 def test_the_script_finds_what_the_package_finds(page):
     cases = list(logs())
     answers = """logs => logs.map(log =>
-        [clinic.find(log).map(({id, line}) => [id, line]), clinic.nearest(log)])"""
+        [clinic.find(log).map(({id, line}) => [id, line]), clinic.nearest(log),
+         clinic.otherProgram(log)])"""
     wanted = [
         [
             [[match.error.id, match.line] for match in errors.find(log)],
             [error.id for error in errors.nearest(log)],
+            errors.other_program(log),
         ]
         for log in cases
     ]
@@ -206,6 +208,13 @@ def test_nothing_found_says_so_and_shows_the_nearest_and_what_to_collect(page):
     assert ids_of(page.locator(".near h2 a")) == [error.id for error in errors.nearest(log)]
     assert "No entry matches your log" in page.locator("#log-says").inner_text()
     assert letters(page.locator("#found .ask-others").inner_text()) == letters(errors.ASK)
+
+
+def test_a_log_of_another_program_gets_no_cause(page):
+    page.locator("#log").fill("ggml_cuda: CUDA error: out of memory")
+    page.wait_for_selector("#found .ask-others")
+    assert "seems to come from llama.cpp" in page.locator("#log-says").inner_text()
+    assert page.locator(".match").count() == 0
 
 
 def test_a_log_is_neither_sent_nor_kept_and_is_in_no_link(page):
