@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import nbformat
-from clinic_notebooks import clinic_notebook
 from machine_facts import machine_facts
 from nbclient import NotebookClient
 
@@ -35,6 +34,8 @@ def refresh(path: Path) -> None:
         If a cell fails that is not tagged ``raises-exception``; the file is then left as it was.
     """
     if path.stem.startswith("errors_"):
+        from clinic_notebooks import clinic_notebook  # needs the packages; recording runs without
+
         notebook = clinic_notebook(path.stem.removeprefix("errors_"))
     else:
         notebook = nbformat.read(path, as_version=4)
