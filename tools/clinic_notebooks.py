@@ -1,11 +1,14 @@
 """Write the notebooks of the error clinic from the catalogue, ``src/torchclinic/catalogue``.
 
-``make refresh`` calls this before it runs them; a test fails if they differ from the catalogue.
+``make refresh`` calls this before it runs them, and then renews the chapters' tables of errors; a
+test fails if one of them differs from the catalogue.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import nbformat
 
@@ -22,6 +25,7 @@ NEEDS = {
     "gpu": "You meet it on a machine with a GPU.",
     "2 gpus": "You meet it on a machine with two GPUs.",
 }
+TABLE = re.compile(r'errors\.of_chapter\("(\w+)"\)')
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussions)/(\d+)")
 
 
@@ -34,6 +38,21 @@ def clinic_notebook(part: str) -> nbformat.NotebookNode:
         for number, cell in enumerate(cells):
             cell.id = f"{name}-{number}"  # so a new entry changes no other one
     return nbformat.v4.new_notebook(cells=[cell for cells in sections.values() for cell in cells])
+
+
+def with_new_tables(chapters: Iterable[Path]) -> Iterator[tuple[Path, nbformat.NotebookNode]]:
+    """The chapters whose stored table of errors differs from the catalogue, with the right one."""
+    for path in chapters:
+        book = nbformat.read(path, as_version=4)
+        stale = False
+        for cell in book.cells:
+            if cell.cell_type == "code" and (asked := TABLE.search(cell.source)):
+                table = errors.of_chapter(asked[1])
+                data = {"text/markdown": table._repr_markdown_(), "text/plain": repr(table)}
+                stale |= cell.outputs[0].data != data
+                cell.outputs[0].data = data
+        if stale:
+            yield path, book
 
 
 def entry(error: Error) -> list[nbformat.NotebookNode]:

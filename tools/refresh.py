@@ -109,11 +109,16 @@ def write_text(text: str, path: Path) -> None:
 
 
 def main(names: list[str]) -> None:
+    from clinic_notebooks import with_new_tables  # as above
+
     # A child's progress bars and colours are for terminals, not for a page.
     os.environ.update(TQDM_DISABLE="1")
     for path in [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb")):
         refresh(path)
         print(f"refreshed {path.name}", flush=True)
+    for path, notebook in with_new_tables(sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))):
+        write_notebook(notebook, path)
+        print(f"renewed the table of errors in {path.name}", flush=True)
 
 
 if __name__ == "__main__":
