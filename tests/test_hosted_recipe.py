@@ -1,4 +1,4 @@
-"""The program of the page on Kaggle goes on from an attached output that it may not change."""
+"""What the pages on Kaggle tell readers to copy works where they copy it to."""
 
 import os
 import re
@@ -6,11 +6,58 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
-PAGE = Path(__file__).parents[1] / "book" / "hosted.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "book" / "hosted.md"
+EARLIER = """
+import torch
+
+x = torch.ones(1500, 1500, device="cuda" if torch.cuda.is_available() else "cpu")
+print((x @ x)[0, 0].item())
+"""
+
+
+@pytest.mark.slow
+def test_cells_pasted_into_an_empty_notebook_train_in_two_processes(tmp_path, monkeypatch):
+    """After a cell has computed, on the GPU if there is one; ``nvidia-smi`` is asked meanwhile."""
+    page = nbformat.read(ROOT / "notebooks" / "both_gpus.ipynb", as_version=4)
+    _set_up, *pasted = [cell.source for cell in page.cells if cell.cell_type == "code"]
+    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    watched = re.search(r"^!\(sleep.*", text, re.M)[0].replace("30", "1")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho asked meanwhile\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if torch.cuda.device_count() < 2:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    notebook = new_notebook(cells=[new_code_cell(c) for c in (EARLIER, *pasted, watched)])
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
+    printed = ["".join(out.get("text", "") for out in cell.outputs) for cell in notebook.cells]
+    for said in (printed[2], printed[4]):
+        assert re.search(
+            r"^2 processes, this one on (cpu|cuda:0)\s+epoch 0: loss 0\.\d\d", said, re.M
+        )
+    assert "98% right" in printed[3]
+    assert "asked meanwhile\r\n" in printed[4].partition("epoch 2")[0]
+
+
+def test_what_the_page_says_of_dataparallel_is_what_its_chapter_calculates():
+    text, chapter = (
+        (ROOT / "notebooks" / f"{name}.ipynb").read_text()
+        for name in ("both_gpus", "08_rung_3_data_parallel")
+    )
+    names = "float32", "fp16", "summing, GPU 0", "after forward, GPU 1"
+    numbers = [re.search(rf'"{name}  .* ([\d.]+)(?: GB)?(?:\\n)?"', chapter)[1] for name in names]
+    said = r"DataParallel`.* \[([\d.]+) times .* ([\d.]+) times in.* ([\d.]+) GB .* ([\d.]+) GB"
+    assert list(re.search(said, text).groups()) == numbers
 
 
 @pytest.mark.slow
