@@ -35,11 +35,12 @@ ADDED = {
     ("2_gpu.py", "3_dp.py"): 3,
     ("3_dp.py", "4_ddp.py"): 27,
     ("4_ddp.py", "5_fsdp.py"): 17,
+    ("5_fsdp.py", "6_hsdp.py"): 9,
     ("4_ddp.py", "4_ddp_elastic.py"): 29,
     ("4_ddp.py", "4_ddp_fast.py"): 120,
     ("5_fsdp.py", "5_fsdp_elastic.py"): 77,
 }
-BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py", "5_fsdp_elastic.py")
+BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py", "5_fsdp_elastic.py", "6_hsdp.py")
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # In pieces: two ranks may write at once.
 GLOO = r"(\[Gloo\] Rank |\d+ is connected to \d+ peer ranks\. Expected number .* is : \d+)\n?"
@@ -90,7 +91,7 @@ def run_here(name, *options, env=ONLY_RANK):
 
 def needed(name, folder):
     """The options without which a program does not run."""
-    return ["--checkpoint", folder / "checkpoint"] if "elastic" in name else []
+    return ["--checkpoint", folder / f"of_{name}"] if "elastic" in name else []
 
 
 def few_images(folder, count):
@@ -150,8 +151,8 @@ def test_all_programs_save_the_same_keys_and_rungs_that_compute_alike_the_same_n
     assert all(list(state) == list(first) for state in states.values())
     for name in ("2_gpu.py", "3_dp.py"):  # rung 4 has another order of the images
         assert all(torch.equal(first[key], states[name][key]) for key in first)
-    for key in first:  # of two ranks: a sum of two numbers has no other order
-        assert torch.equal(states["4_ddp.py"][key], states["5_fsdp.py"][key])
+    for name in ("5_fsdp.py", "6_hsdp.py"):  # of two ranks: a sum of two numbers has no other order
+        assert all(torch.equal(states["4_ddp.py"][key], states[name][key]) for key in first)
 
 
 @pytest.mark.slow
@@ -162,6 +163,26 @@ def test_ranks_of_rung_5_with_unequal_shares_of_the_test_images_end_and_count_ea
     assert done.returncode == 0, done.stderr
     right = float(accuracy_printed(done)) * 33 / 100
     assert right == pytest.approx(round(right), abs=0.01)
+
+
+@pytest.mark.slow
+def test_rung_6_on_a_mesh_of_2_x_2_trains_as_rung_5_on_four_ranks(tmp_path):
+    few, states = few_images(tmp_path, 400), []
+    for name, options in [("5_fsdp.py", []), ("6_hsdp.py", ["--replicas", 2])]:
+        options += ["--data", few, "--epochs", 1, "--batch-size", 8, "--save", tmp_path / "a.pt"]
+        done = run(name, *options, nproc=4)
+        assert done.returncode == 0, done.stderr
+        states.append(torch.load(tmp_path / "a.pt"))
+    for one, other in zip(*(state.items() for state in states), strict=True):
+        assert one[0] == other[0]
+        torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-4)
+
+
+def test_rung_6_says_which_numbers_of_copies_its_processes_do_not_allow():
+    for replicas in (0, -1, 3):
+        done = run_here("6_hsdp.py", "--data", data.BUNDLED, "--replicas", replicas)
+        said = f"--replicas {replicas}: it must divide the number of processes, 1.\n"
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 def test_bad_input_gets_one_sentence_and_a_failing_exit(tmp_path):
@@ -335,7 +356,7 @@ def test_a_program_for_gpus_trains_on_them(name, options, tmp_path):
 @pytest.mark.parametrize("program", [*PROGRAMS, *LONGER], ids=lambda path: path.name)
 def test_a_program_is_short_and_stands_alone(program):
     source = program.read_text()
-    assert len(source.splitlines()) <= LONGER.get(program, 145)
+    assert len(source.splitlines()) <= LONGER.get(program, 147)
     imported = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"numpy", "torch", "torchvision"}
 
