@@ -104,9 +104,7 @@ padded = ConcatDataset([test, [(test[0][0], torch.tensor(-1))] * (-len(test) % r
 test_batches = DataLoader(padded, args.batch_size, sampler=range(rank, len(padded), ranks))
 model = LeNet()  # the same weights on all, by the seed: fully_shard sends nothing
 if args.replicas < 1 or ranks % args.replicas:
-    raise SystemExit(
-        f"--replicas {args.replicas}: it must divide the number of processes, {ranks}."
-    )
+    raise SystemExit(f"--replicas {args.replicas}: must divide {ranks}, the number of processes.")
 # Rows: a copy in shards, on neighbouring ranks, which share a host. Columns: the same shard.
 shape, names = (args.replicas, ranks // args.replicas), ("replicate", "shard")
 mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=names)

@@ -181,7 +181,7 @@ def test_rung_6_on_a_mesh_of_2_x_2_trains_as_rung_5_on_four_ranks(tmp_path):
 def test_rung_6_says_which_numbers_of_copies_its_processes_do_not_allow():
     for replicas in (0, -1, 3):
         done = run_here("6_hsdp.py", "--data", data.BUNDLED, "--replicas", replicas)
-        said = f"--replicas {replicas}: it must divide the number of processes, 1.\n"
+        said = f"--replicas {replicas}: must divide 1, the number of processes.\n"
         assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
