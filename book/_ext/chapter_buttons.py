@@ -40,6 +40,7 @@ def ladder(app, chapter, pathto):
         "3": ("dp", _("DP")),
         "4": ("ddp", _("DDP")),
         "5": ("fsdp", _("FSDP")),
+        "6": ("hsdp", _("HSDP")),
     }
     chapters = sorted(page for page in app.env.all_docs if re.match(r"notebooks/\d\d_", page))
     rungs = {found[1]: page for page in chapters if (found := re.search(r"_rung_(\d)_", page))}

@@ -25,7 +25,9 @@ from torchclinic import errors, will_it_fit
 MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
 BATCH = 8
 GPU, CPU = 0.3 * 312e12, 1e12  # FLOP/s that training reaches: of an A100's peak; an assumption
-LINK_BETWEEN = {"latency": 10e-6, "bandwidth": 15.8e9}  # PCIe 3.0 x16, at most
+# Bytes per second of a GPU: PCIe 3.0 x16, at most; 100 Gbit/s that two GPUs of a machine share.
+LINK_BETWEEN = {"latency": 10e-6, "bandwidth": 15.8e9}
+NETWORK = {"latency": 20e-6, "bandwidth": 6.25e9}
 
 
 class Needs(NamedTuple):
@@ -34,13 +36,17 @@ class Needs(NamedTuple):
 
 
 def needs(rung: str) -> Needs:
-    """Memory on each GPU (the first, under DP) and time of a step; two GPUs share the batch."""
+    """Memory on each GPU (the first, under DP) and time for `BATCH` sequences.
+
+    Two GPUs share them. HSDP has two such machines, each with sequences of its own.
+    """
     gpus = 1 if rung in ("cpu", "gpu") else 2
-    cast = "bf16" if rung == "fsdp" else "bf16-mixed"  # FSDP casts also what autocast does not
+    sharded = rung in ("fsdp", "hsdp")
+    cast = "bf16" if sharded else "bf16-mixed"  # FSDP casts also what autocast does not
     model = will_it_fit.transformer(**MODEL, precision=cast, checkpointing=True)
     memory = will_it_fit.memory_per_gpu(
         model.parameters,
-        rung=rung,
+        rung="fsdp" if sharded else rung,
         gpus=gpus,
         precision="bf16-mixed",
         optimizer="adam",
@@ -49,16 +55,20 @@ def needs(rung: str) -> Needs:
         largest_block=model.largest_block,
         root=model.root,
     )
-    alone = BATCH * model.flops / (CPU if rung == "cpu" else GPU)
-    sent = 4 * model.parameters
+    computing = BATCH * model.flops / (CPU if rung == "cpu" else GPU) / gpus
+    machines, gradients, hidden = 1, 4 * model.parameters, computing / 2
     if rung == "dp":  # the weights go out and the gradients come back, and nothing hides it
-        seconds = alone / gpus + 2 * sent / LINK_BETWEEN["bandwidth"]
+        exchange, hidden = 2 * gradients / LINK_BETWEEN["bandwidth"], 0
+    elif sharded:  # see `speed_up`
+        sent = 8 / 3 * model.parameters
+        exchange = 1.5 * will_it_fit.all_reduce_seconds(sent, gpus, **LINK_BETWEEN)
     else:
-        way = "fsdp" if rung == "fsdp" else "ddp"
-        sent = 8 / 3 * model.parameters if rung == "fsdp" else sent
-        options = {"overlap": 0.5, "scaling": "strong", "rung": way}
-        seconds = alone / will_it_fit.speed_up(alone, sent, gpus, **LINK_BETWEEN, **options)
-    return Needs(memory.at_least / 1e9, seconds)
+        exchange = will_it_fit.all_reduce_seconds(gradients, gpus, **LINK_BETWEEN)
+    if rung == "hsdp":  # each GPU averages the gradients of its shard with the other machine
+        machines = 2
+        exchange += will_it_fit.all_reduce_seconds(gradients / gpus, machines, **NETWORK)
+    step = computing + max(0, exchange - hidden)
+    return Needs(memory.at_least / 1e9, step / machines)
 
 
 def new_lines(below: list[str], lines: list[str]) -> list[str]:
@@ -80,7 +90,8 @@ class Rungs(WithWords):
             file = Path(self.env.app.srcdir, "rungs", rung["program"])
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
-        words = [_("Rung"), _("New lines"), _("Memory, at least"), _("Time of a step")]
+        time = _("Time for {count} sequences").format(count=BATCH)
+        words = [_("Rung"), _("New lines"), _("Memory, at least"), time]
         head = "".join(f"<span>{escape(word)}</span>" for word in words)
         head = f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
         parts = [raw(head), *self.rows(rungs)]

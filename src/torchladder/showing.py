@@ -30,6 +30,7 @@ COLORS = {
     "dp": "#d55e00",
     "ddp": "#009e73",
     "fsdp": "#c05c96",
+    "hsdp": "#7f6bd6",
     # Two stand-ins that become CSS colours in the SVG: the page's text colour, strong and faint.
     "ink": "#010203",
     "faint": "#010204",

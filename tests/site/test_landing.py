@@ -11,18 +11,21 @@ from torchclinic import errors, will_it_fit
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]
-RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp"]
+RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp", "18_many_machines"]
 
 
 def test_the_ladder_is_calculated_as_the_calculator_does():
     """1.5 billion numbers of 16 bytes, one more set of gradients, half of all on each of two."""
-    gigabytes = {rung: landing.needs(rung).gigabytes for rung in will_it_fit.RUNGS}
+    rungs = [*will_it_fit.RUNGS, "hsdp"]
+    gigabytes = {rung: landing.needs(rung).gigabytes for rung in rungs}
     assert gigabytes["gpu"] == pytest.approx(26.2, abs=0.05)
     assert gigabytes["ddp"] == pytest.approx(31.2, abs=0.05)
-    assert gigabytes["fsdp"] == pytest.approx(13.3, abs=0.05)
-    seconds = {rung: landing.needs(rung).seconds for rung in will_it_fit.RUNGS}
+    assert gigabytes["fsdp"] == gigabytes["hsdp"] == pytest.approx(13.3, abs=0.05)
+    seconds = {rung: landing.needs(rung).seconds for rung in rungs}
     assert seconds["ddp"] == pytest.approx(1.091 / 2 + 0.394 - 0.273, abs=0.001)
     assert seconds["dp"] == pytest.approx(1.091 / 2 + 2 * 0.394, abs=0.001)
+    between = 2 * 1.5575e9 / 6.25e9  # half of the gradients, in each direction; two machines
+    assert seconds["hsdp"] == pytest.approx((seconds["fsdp"] + between) / 2, abs=0.001)
     with pytest.raises(ValueError, match="cannot count rungs"):
         landing.count(ROOT, "rungs")
 
@@ -40,8 +43,8 @@ def test_the_error_that_is_shown_has_the_answer_of_the_error_clinic(site):
 def test_each_rung_shows_its_program_marks_what_it_adds_and_leads_to_its_chapter(opened):
     opened.goto(opened.address)
     opened.get_by_role("radio", name="DDP").focus()
-    for key, number in (("ArrowDown", 5), ("ArrowDown", 1), ("ArrowDown", 2), ("ArrowDown", 3)):
-        opened.keyboard.press(key)
+    for number in (5, 6, 1, 2, 3):
+        opened.keyboard.press("ArrowDown")
         panel = opened.locator(".rung-panel:visible")
         assert panel.count() == 1
         assert RUNGS[number - 1] in panel.locator("a").get_attribute("href")
