@@ -1,10 +1,10 @@
 """The error clinic: anchors of its entries, the index of them, and the box that takes a log.
 
 Every section of a notebook ``errors_NAME`` is an entry of the catalogue, and its anchor is the
-entry's id. The directive ``error-index`` lists the entries of a part, ``log-box`` and
-``index-filter`` are fields for the page's script, whose argument is their label, and
-``ask-others`` says what to collect. The rules by which the script finds entries in a log are
-written into the site as a script, so that the page works from a file, too.
+entry's id. The directive ``error-index`` lists the entries of a part, ``symptoms`` those that it
+names; ``log-box`` and ``index-filter`` are fields for the page's script, whose argument is their
+label, and ``ask-others`` says what to collect. The rules by which the script finds entries in a log
+are written into the site as a script, so that the page works from a file, too.
 """
 
 import json
@@ -112,6 +112,18 @@ class Index(SphinxDirective):
         return paragraph
 
 
+class Symptoms(SphinxDirective):
+    """Links to entries that have no message, each of which is found by what one sees."""
+
+    has_content = True
+
+    def run(self):
+        note_catalogue(self.env)
+        listed = [errors.catalogue()[name] for name in self.content]
+        links = [f"- [{e.message}]({moved(f'{e.page}.ipynb')}#{e.id})" for e in listed]
+        return self.parse_text_to_nodes("\n".join(links))
+
+
 def moved(path):
     return relpath(f"notebooks/{path}", "book")
 
@@ -195,6 +207,7 @@ def describe(context, found):
 def setup(app):
     app.add_transform(Anchors)
     app.add_directive("error-index", Index)
+    app.add_directive("symptoms", Symptoms)
     app.add_directive("log-box", LogBox)
     app.add_directive("index-filter", IndexFilter)
     app.add_directive("ask-others", AskOthers)
