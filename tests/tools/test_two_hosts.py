@@ -18,6 +18,8 @@ from test_rungs import accuracy_printed, few_images, run_here
 from two_hosts import torchrun
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SCENARIOS = two_hosts_record.SCENARIOS
+OTHER_RANKS = ("fsdp_back_with_two", "fsdp_alone")
 HERE = pytest.mark.skipif(
     not two_hosts.possible(), reason="needs root, ip and the right to make network namespaces"
 )
@@ -159,28 +161,45 @@ def test_the_record_has_all_parts_and_no_path_of_a_machine():
     assert {one for one in found if not one.startswith("127.")} == set(two_hosts.ADDRESSES)
 
 
+def test_the_record_says_that_runs_go_on_as_if_nothing_was_lost():
+    recorded = json.loads((ROOT / "runs" / "two_hosts.json").read_text(encoding="utf-8"))
+    assert {how["what"] for how in SCENARIOS["faults"].values()} == {
+        fault["what"] for fault in recorded["faults"]
+    }
+    for part in ("train", "cut_off"):
+        for name, how in SCENARIOS[part].items():
+            run, like = recorded[part][name], recorded[part].get(how.get("like"))
+            assert [row["epoch"] for row in run["epochs"]] == [*range(1, how["epochs"] + 1)]
+            if like and name not in ("two_hosts", *OTHER_RANKS):
+                assert run["same_state_dict"], name
+                assert numbers(run) == numbers(like)
+
+
+def numbers(run):
+    return [(row["epoch"], row["loss"], row["accuracy"]) for row in run["epochs"]]
+
+
 @HERE
 @pytest.mark.long
-def test_a_run_that_loses_a_host_for_a_while_ends_exactly_as_the_whole_one(tmp_path):
-    runs = two_hosts_record.record_cut_off(tmp_path)
-    for name in ("back", "rank_0_lost"):
-        numbers = [
-            [(row["epoch"], row["loss"], row["accuracy"]) for row in runs[run]["epochs"]]
-            for run in (name, "whole")
-        ]
-        assert [end["status"] for end in runs[name]["ended"].values()] == [0, 0], runs[name]
-        assert numbers[0] == numbers[1]
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [(name, how["like"]) for name, how in SCENARIOS["cut_off"].items() if "like" in how],
+)
+def test_a_run_that_loses_a_host_ends_as_the_whole_one(name, like, tmp_path):
+    runs = two_hosts_record.record("cut_off", {name}, tmp_path)
+    assert set(runs) == {name, like}
+    if name in OTHER_RANKS:  # the same images, added up in another order
+        for row, other in zip(runs[name]["epochs"], runs[like]["epochs"], strict=True):
+            assert row["loss"] == pytest.approx(other["loss"], abs=0.005)
+    else:
         assert runs[name]["same_state_dict"]
+        assert numbers(runs[name]) == numbers(runs[like])
 
 
 # Which host says what; a host that is not here says nothing of it.
 FAULTS = {
-    "the first host never starts": {
-        "host2": r"timed out after 10000ms .*to connect to \(host1, 29500\)"
-    },
-    "host2 has another version": {
-        "host2": r"\[1\]: params\[4\] in this process with sizes \[128, 400\]"
-    },
+    "never_starts": {"host2": r"timed out after 10000ms .*to connect to \(host1, 29500\)"},
+    "version": {"host2": r"\[1\]: params\[4\] in this process with sizes \[128, 400\]"},
 }
 
 
@@ -188,8 +207,7 @@ FAULTS = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_between_hosts_is_told(name, tmp_path):
-    what = next(what for what in two_hosts_record.FAULTS if what.startswith(name))
-    ends = two_hosts_record.fault(tmp_path / "x", what)["ended"]
+    ends = two_hosts_record.play(tmp_path / name, **SCENARIOS["faults"][name])["ended"]
     for host, words in FAULTS[name].items():
         assert re.search(words, "\n".join(line for _, line in ends[host]["printed"])), ends
         assert ends[host]["status"] not in (0, None)
@@ -197,9 +215,9 @@ def test_a_fault_between_hosts_is_told(name, tmp_path):
 
 @HERE
 @pytest.mark.long
-@pytest.mark.parametrize(("nodes", "status"), [("1:2", 0), ("2", 1)])
-def test_one_host_goes_on_alone_only_where_that_is_allowed(nodes, status, tmp_path):
-    end = two_hosts_record.lost_for_good(tmp_path, nodes)["ended"]["host1"]
+@pytest.mark.parametrize(("name", "status"), [("lost_alone", 0), ("lost", 1)])
+def test_one_host_goes_on_alone_only_where_that_is_allowed(name, status, tmp_path):
+    end = two_hosts_record.play(tmp_path / name, **SCENARIOS["faults"][name])["ended"]["host1"]
     assert end["status"] == status
     said = "\n".join(line for _, line in end["printed"])
     assert ("RendezvousTimeoutError" in said) == bool(status)
