@@ -21,7 +21,7 @@ from translation import _
 
 from torchclinic import errors, will_it_fit
 
-# GPT-2 with 1.5 billion parameters as the calculator has it, mixed precision, Adam.
+# GPT-2 XL as the calculator has it, mixed precision, Adam.
 MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
 BATCH = 8
 GPU, CPU = 0.3 * 312e12, 1e12  # FLOP/s that training reaches: of an A100's peak; an assumption
@@ -95,8 +95,10 @@ class Rungs(WithWords):
         head = "".join(f"<span>{escape(word)}</span>" for word in words)
         head = f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
         parts = [raw(head), *self.rows(rungs)]
+        compare = _("Compare with rung 1, not with the rung before")
+        parts.append(raw(f'<label class="since"><input type="checkbox"> {compare}</label>'))
         for number, rung in enumerate(rungs):
-            parts += self.panel(rung, rungs[max(0, number - 1)])
+            parts += self.panel(rung, {"before": rungs[max(0, number - 1)], "first": rungs[0]})
         return [*parts, raw("</fieldset>")]
 
     def rows(self, rungs):
@@ -124,20 +126,19 @@ class Rungs(WithWords):
             ]
         return parts
 
-    def panel(self, rung, below):
-        lines = [from_the_data_to_the_step(program["text"]) for program in (below, rung)]
-        code = "\n".join(
-            f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
-            for line in new_lines(*lines)
-        )
+    def panel(self, rung, compared):
         says, _messages = self.parse_inline(rung["says"])
         paragraph = nodes.paragraph(rung["says"], "", *says)
         self.set_source_info(paragraph)
-        return [
-            raw(f'<div class="rung-panel" data-rung="{rung["rung"]}">'),
-            paragraph,
-            raw(f'<pre tabindex="0">{code}</pre></div>'),
-        ]
+        parts = [raw(f'<div class="rung-panel" data-rung="{rung["rung"]}">'), paragraph]
+        for since, other in compared.items():
+            lines = [from_the_data_to_the_step(program["text"]) for program in (other, rung)]
+            code = "\n".join(
+                f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
+                for line in new_lines(*lines)
+            )
+            parts.append(raw(f'<pre class="since-{since}" tabindex="0">{code}</pre>'))
+        return [*parts, raw("</div>")]
 
 
 class Chapters(SphinxDirective):
