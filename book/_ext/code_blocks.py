@@ -108,6 +108,13 @@ def name_folds(app, page, template, context, doctree):
         context["body"] = re.sub(r'<summary aria-label="[^"]*">', "<summary>", context["body"])
 
 
+def keep_options_whole(app, page, template, context, doctree):
+    """A line of text ends before ``--standalone``, not after its hyphens."""
+    if doctree:
+        option = r'<span class="pre">(?=-[\w=-]{1,24}</span>)'
+        context["body"] = re.sub(option, '<span class="pre option">', context["body"])
+
+
 def shorten_diffs(app, doctree):
     """A diff's head names the files as the repository does; it is no longer than a screen."""
     for block in doctree.findall(nodes.literal_block):
@@ -134,5 +141,6 @@ def setup(app):
     app.add_lexer("udiff", LinesLexer)
     for change in (colour_code_cells, name_cells, label_folds, fold_answers, shorten_diffs):
         app.connect("doctree-read", change)
-    app.connect("html-page-context", name_folds)
+    for change in (name_folds, keep_options_whole):
+        app.connect("html-page-context", change)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import tomllib
+from functools import cache
 from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -133,6 +134,33 @@ def add_description(context, text):
     )
 
 
+def shorten_contents(app, page, template, context, doctree):
+    """*On this page* of the error clinic: the names of its entries, for whole messages fill it."""
+    if page.startswith("notebooks/errors_"):
+        context["toc"] = re.sub(
+            r'(<a [^>]*href="#([\w-]+)")>(.*?)</a>',
+            lambda a: f'{a[1]} title="{re.sub("<[^>]*>", "", a[3])}">{a[2].replace("-", " ")}</a>',
+            context["toc"],
+        )
+
+
+def define_terms(app, page, template, context, doctree):
+    """A link into the glossary shows the definition where the mouse rests, without a script."""
+    if doctree:
+        context["body"] = re.sub(
+            r'(href="[^"]*\bglossary\.html#([\w-]+)")(?=>)',
+            lambda link: f'{link[1]} title="{escape(definitions(app.env).get(link[2], ""))}"',
+            context["body"],
+        )
+
+
+@cache
+def definitions(env):
+    """The first paragraph of each term, by its anchor."""
+    sections = env.get_doctree("book/glossary").findall(nodes.section)
+    return {part["ids"][0]: part.next_node(nodes.paragraph).astext() for part in sections}
+
+
 def digest_of_looks():
     """Changes whenever an extension or a file of the site's own looks changes."""
     root = Path(__file__).parents[2]
@@ -151,6 +179,7 @@ def setup(app):
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
     app.connect("config-inited", theme_words)
-    app.connect("html-page-context", describe)
+    for change in (describe, shorten_contents, define_terms):
+        app.connect("html-page-context", change)
     app.connect("doctree-read", gather_card)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

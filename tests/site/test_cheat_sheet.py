@@ -76,7 +76,8 @@ def test_the_code_that_saves_and_loads_does_so(tmp_path):
 def test_the_commands_have_options_that_the_programs_know(monkeypatch):
     from torch.distributed.run import parse_args
 
-    commands = [shlex.split(line) for line in re.findall(r"^\$ (.+)$", SECTIONS["Launch"], re.M)]
+    lines = SECTIONS["Launch"].replace("\\\n", "")
+    commands = [shlex.split(line) for line in re.findall(r"^\$ (.+)$", lines, re.M)]
     torchrun = [parse_args(words) for name, *words in commands if name == "torchrun"]
     assert [options.nnodes for options in torchrun] == ["1:1", "2"]
     ours = [words for name, *words in commands if name == "torchclinic"]

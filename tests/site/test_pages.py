@@ -101,6 +101,15 @@ def test_every_chapter_offers_one_notebook_for_kaggle_and_colab_that_carries_the
         assert 'carried="' in "".join(cells[0]["source"])
 
 
+def test_contents_of_the_clinic_are_short_and_links_to_terms_say_what_they_mean(pages):
+    links = pages["notebooks/errors_ranks.html"].select(".bd-sidebar-secondary a.nav-link")
+    assert len(links) > 50
+    assert all(len(link.text) < 40 < len(link["title"]) + 40 for link in links)
+    terms = pages["notebooks/09_rung_4_distributed.html"].select("a[href*='glossary.html#']")
+    assert any(a["title"].startswith("A running program with memory of its own") for a in terms)
+    assert all(a["title"] for a in terms)
+
+
 def test_the_search_index_has_the_message_of_every_error_on_a_page(site):
     text = (site / "_static/search_index.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("const searchIndex = ").rstrip(";\n"))
