@@ -89,6 +89,8 @@ def test_with_json_the_same_answer_has_a_form_for_programs(explain):
     }
     (asked,) = told(entry.id, given=b"")["matches"]
     assert asked == match | {"line": None, "text": "", "rank": ""}
+    page = (errors.NOTEBOOKS.parent / "book/errors.md").read_text(encoding="utf-8")
+    assert [name for name in {**answer, "matches": 0, **asked} if f"`{name}`" not in page] == []
     unknown = told(given=b"RuntimeError: no state_dict that a worker could load")
     assert unknown["matches"] == []
     assert set(unknown["nearest"]) <= set(catalogue())

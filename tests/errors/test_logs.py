@@ -32,6 +32,14 @@ def test_a_messy_log_gives_its_entries_the_cause_first():
     assert {name: found(text) for name, text in TEXTS.items()} == EXPECTED
 
 
+def test_of_the_lines_that_people_paste_most_each_gives_its_entry():
+    """``pasted.tsv``: the entry, then a line as versions from 1.0 on have printed it."""
+    text = Path(__file__).with_name("pasted.tsv").read_text(encoding="utf-8")
+    lines = [line.split("\t") for line in text.splitlines()]
+    assert [(name, found(line), line) for name, line in lines if found(line) != [name]] == []
+    assert len(lines) >= 100
+
+
 def test_an_unrelated_error_gives_no_entry():
     texts = Path(__file__).with_name("unrelated.txt").read_text().split("----\n")
     assert [text for text in texts if found(text)] == []

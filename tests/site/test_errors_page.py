@@ -70,6 +70,12 @@ def test_every_phrase_of_the_script_is_in_the_page(pages):
     assert there == named | {"none", "none-near", "all", "some"}
 
 
+def test_llms_txt_links_to_pages_that_exist(site):
+    links = re.findall(r"\]\(([^)]*)\)", (site / "llms.txt").read_text(encoding="utf-8"))
+    assert OPENED in links
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
 # --- what the script finds ----------------------------------------------------------------------
 
 HARD = ["\x1b[31m", "\x1b[", "[31m", "1m", "\\u001b", "^[", "[rank0]: ", "[rank1]:", " ", "\t"]
@@ -136,7 +142,7 @@ def test_no_log_of_5_mb_takes_long_and_an_ordinary_one_is_answered_at_once(page)
     line = '[rank{0}]: 2026-01-01 10:10:{0:02d},123 INFO train.py:{1} - "step" {1} loss 0.{2}\n'
     unit = "".join(line.format(i % 8, i, i * 7919 % 100_000) for i in range(1000))
     fastest = min(page.evaluate(TIMED, [unit, SIZE]) for _ in range(5))
-    assert fastest < 1000  # 200 ms on a quiet machine; this one may be busy
+    assert fastest < 2000  # 200 ms on a quiet machine; this one may be busy
     hostile = ["a", "\n", "> ", '"', " ", "\r", "\x1b[", "[1;", "\\n", "\t[rank1]:\t"]
     hostile += [f"{'a' * 60}         \n", "Error abcd efgh\n"]
     firsts = [p.partition("*") for error in CATALOGUE.values() for p in error.patterns]
