@@ -26,6 +26,14 @@ def test_words_of_a_drawing_have_the_colour_of_the_pages_text():
             assert text.get("fill", "currentColor") == "currentColor", (path.name, text.text)
 
 
+def test_words_of_a_drawing_are_at_least_11_pixels_high_on_a_phone():
+    for path in FIGURES:
+        drawing = path.read_text(encoding="utf-8")
+        width = float(re.search(r'viewBox="\S+ \S+ (\S+) ', drawing)[1])
+        smallest = min(map(float, re.findall(r'font-size="([\d.]+)"', drawing)))
+        assert smallest * 358 / width > 11, path.name
+
+
 def pages():
     """Every page that readers see, by its path, as Markdown."""
     for path in sorted((ROOT / "book").glob("*.md")):
