@@ -6,6 +6,7 @@ import argparse
 import codecs
 import difflib
 import importlib
+import json
 import os
 import platform
 import shutil
@@ -61,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
 
     log = "torchrun train.py 2>&1 | tee log.txt; torchclinic explain log.txt"
     add = command("explain", _explain, "what an error means, and what to do", log)
-    add("what", nargs="?", metavar="FILE|ID", help="a log, - for the standard input (the default"
-        " if it is no terminal), or an entry of the catalogue")  # fmt: skip
+    add("what", nargs="*", metavar="FILE|ID", help="a log, - for the standard input (the default"
+        " if it is no terminal), an entry of the catalogue, or the flight recorder's dumps: the"
+        " files of all ranks, or their folder")  # fmt: skip
     add("--json", action="store_true", help="for other programs, in a form that stays")
 
     path = {"metavar": "PATH", "help": "a file, or a sharded checkpoint's folder"}
@@ -98,11 +100,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _explain(options: argparse.Namespace) -> int:
     """Find known errors in a log, the likeliest cause first: why, and what to do. Of an entry of
-    the catalogue, print all. Exit status: 0 if there is an entry, 1 if not.
+    the catalogue, print all. Of a hang's dumps, say which rank did not make a call. Exit status:
+    0 if there is an entry, 1 if not.
     """
-    from torchclinic import errors
+    from torchclinic import errors, flight_recorder
 
-    what = options.what or ("" if sys.stdin.isatty() else "-")
+    if dumps := flight_recorder.dumps_in(options.what):
+        ranks, absent = flight_recorder.read(dumps)
+        found = flight_recorder.compare(ranks)
+        told = {"differences": found, "ranks without a dump": absent}
+        print(json.dumps(told) if options.json else flight_recorder.explain(found, absent))
+        return 0 if "entry" in found[0] else 1
+    (what,) = options.what or ("" if sys.stdin.isatty() else "-",)
     if entry := errors.catalogue().get(what):
         log, found = "", [errors.Match(entry)]
     else:

@@ -1,0 +1,193 @@
+"""Dumps of the flight recorder in; which rank did not make which call, out.
+
+gloo's are of real ranks that hang. NCCL's, which need GPUs, are made of the fields that PyTorch
+documents for the form 2.x.
+"""
+
+import copy
+import io
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_explaining import WITHOUT_TORCH, explain
+
+from torchclinic import UserError, flight_recorder
+
+__all__ = ["explain"]
+
+
+def entry(op="all_reduce", number=1, line=10, shape=(3,), group=("0", "default_pg"), **fields):
+    frames = [("/opt/site-packages/torch/distributed/c10d.py", 5), ("C:\\me\\train.py", line)]
+    return {
+        "frames": [{"name": "f", "filename": file, "line": at} for file, at in frames],
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": group,
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": f"nccl:{op}",
+        "time_created_ns": 1_795_392_637_295_560_581 + number,
+        "input_sizes": [list(shape)],
+        "input_dtypes": ["Float"],
+        "output_sizes": [list(shape)],
+        "output_dtypes": ["Float"],
+        "state": "scheduled",
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "retired": False,
+        **fields,
+    }
+
+
+def dump(*entries, ranks="[0, 1, 2, 3]", version="2.4"):
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    return {"version": version, "pg_config": groups, "pg_status": {}, "entries": list(entries)}
+
+
+def compared(*dumps, **others):
+    contents = {f"trace_{rank}": pickle.dumps(dump, 2) for rank, dump in enumerate(dumps)}
+    ranks, absent = flight_recorder.read(contents | others)
+    return flight_recorder.compare(ranks), absent
+
+
+# --- what is found ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_are_told_apart_from_their_own_dumps(hang, explain, monkeypatch):
+    what, folder = hang
+    monkeypatch.chdir(folder)
+    line = {"branch": "Rank 1 did not make call 2 of group default_pg, all_reduce."}.get(
+        what, "Rank 1 made calls 2 and 3 of group default_pg in another order."
+    )
+    (folder / "pickles").mkdir(exist_ok=True)
+    for rank in (0, 1):
+        shutil.copy(f"trace_{rank}", "pickles")
+    status, out, err = explain("pickles")
+    assert (status, err) == (0, "")
+    assert out.startswith(line)
+    if what == "branch":
+        assert "\n  rank 0: waiting in all_reduce at train.py:16" in out
+        assert "\n  rank 1: in barrier at train.py:18" in out
+        assert out.endswith("torchclinic explain collective-on-one-rank\n")
+    assert explain("trace_1", "trace_0") == (status, out, err)
+    status, without_lines, _ = explain("trace_0.json", "trace_1.json")
+    assert (status, without_lines.partition("\n")[0]) == (0, line)
+    _, told, _ = explain("pickles", "--json")
+    assert json.loads(told)["differences"][0]["says"] == line
+    command = [sys.executable, "-c", WITHOUT_TORCH, "explain", "pickles"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=120).stdout == out
+
+
+def test_the_first_difference_is_named_with_where_every_rank_is():
+    same = [entry(number=1), entry("_all_gather_base", 2, 11)]
+    tp = entry("broadcast", 1, 30, group=("7", "tp"), record_id=9)
+    sent = entry("send 3->0", 0, 40, is_p2p=True, record_id=9)
+    for dumps, says, lines in [
+        (
+            [dump(*same, entry(number=3, line=37))] * 3 + [dump(*same)],
+            "Rank 3 did not make call 3 of group default_pg, all_reduce.",
+            [
+                "ranks 0-2: waiting in all_reduce at train.py:37",
+                "rank 3: after its last collective, _all_gather_base at train.py:11",
+            ],
+        ),
+        (
+            [dump(*same), dump(*same), dump(*same, sent), dump()],
+            "Rank 3 did not make call 1 of group default_pg, all_reduce.",
+            [
+                "ranks 0-2: waiting in all_reduce at train.py:10",
+                "rank 3: before its first collective",
+            ],
+        ),
+        (
+            [dump(*same, tp), *[dump(*same, entry(number=3, line=37))] * 2, dump(*same, sent)],
+            "Ranks 0, 3 did not make call 3 of group default_pg, all_reduce.",
+            [
+                "rank 0: after its last collective, broadcast at train.py:30",
+                "ranks 1-2: waiting in all_reduce at train.py:37",
+                "rank 3: in send 3->0 at train.py:40",
+            ],
+        ),
+        (
+            [dump(entry(shape=(3,)))] * 3 + [dump(entry(shape=(5, 2), line=12))],
+            "Rank 3 made call 1 of group default_pg, all_reduce, with another size or dtype.",
+            [
+                "ranks 0-2: [3] Float in all_reduce at train.py:10",
+                "rank 3: [5, 2] Float in all_reduce at train.py:12",
+            ],
+        ),
+        (
+            [dump(entry("all_to_all", shape=(rank,))) for rank in range(4)],
+            "The dumps show no difference: the same collectives on all ranks, in one order.",
+            ["ranks 0-3: after its last collective, all_to_all at train.py:10"],
+        ),
+    ]:
+        (found, *_), absent = compared(*dumps)
+        assert (found["says"], found["lines"], absent) == (says, lines, [])
+
+
+def test_of_a_ring_that_is_full_only_what_all_ranks_still_have_is_compared():
+    last = [entry(number=n) for n in range(900, 1001)]
+    (found,), _ = compared(dump(*last[50:]), dump(*last[:-1]), dump(*last), dump(*last))
+    assert found["says"].startswith("Rank 1 did not make call 1000 ")
+
+
+def test_a_dump_that_is_missing_is_named_and_the_others_are_compared():
+    (found,), absent = compared(dump(entry(number=1), entry(number=2)), dump(entry(number=1)))
+    assert found["ranks"] == [1]
+    assert absent == [2, 3]
+    assert "no dump of ranks 2-3" in flight_recorder.explain([found], absent)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+class Touch:
+    def __reduce__(self):
+        return io.open, ("ran", "w")
+
+
+def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = dump(entry(), ranks="[0, 1]")
+    late = copy.deepcopy(good)
+    late["entries"][0]["time_created_ns"] += 3_600_000_000_000
+    lacks = copy.deepcopy(good)
+    del lacks["entries"][0]["collective_seq_id"]
+    whole = pickle.dumps(good, 2)
+    slow_key = whole[:-1] + b"NN\x86" + b"q\xffh\xff\x86" * 60 + b"Ns."  # t = (t, t), 60 times
+    for name, content, sentence in [
+        ("trace_1", whole[:-40], "trace_1 is cut off"),
+        ("trace_1.json", json.dumps(good).encode()[:-40], "trace_1.json is cut off"),
+        ("trace_1", pickle.dumps(dump(version="3.0"), 2), "trace_1 has the form 3.0, and only 2.x"),
+        ("trace_1", pickle.dumps(lacks, 2), "trace_1 has the form 2.4, and only 2.x"),
+        ("trace_1", pickle.dumps(late, 2), "two runs: rank 1 made call 1 of group default_pg 3600"),
+        ("trace_0.json", json.dumps(good).encode(), "trace_0 and trace_0.json are both of rank 0"),
+        ("trace", whole, "trace does not end in a rank"),
+        ("log_1", b"RuntimeError: no dump", "log_1 is no dump of the flight recorder"),
+        ("trace_1", pickle.dumps(good | {"x": Touch()}, 2), "trace_1 is no dump"),
+        ("trace_1", slow_key, "trace_1 is no dump"),
+    ]:
+        (tmp_path / "trace_0").write_bytes(whole)
+        (tmp_path / name).write_bytes(content)
+        status, out, err = explain("trace_0", name)
+        assert (status, out) == (2, ""), sentence
+        assert sentence in err
+        assert err.count("\n") == 1
+        (tmp_path / name).unlink()
+    (tmp_path / "trace_0").write_bytes(whole)
+    assert "trace_0 is the dump of one rank" in explain("trace_0")[2]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_cut_of_a_dump_is_refused_or_read():
+    for whole in (pickle.dumps(dump(entry()), 2), json.dumps(dump(entry())).encode()):
+        for end in range(len(whole)):
+            with pytest.raises(UserError):
+                flight_recorder.read({"trace_0": whole[:end], "trace_1": whole})
