@@ -11,7 +11,7 @@ from torchclinic import errors, will_it_fit
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]
-RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp", "18_many_machines"]
+RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp", "13_rung_6_rehearse"]
 
 
 def test_the_ladder_is_calculated_as_the_calculator_does():
