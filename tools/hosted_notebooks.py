@@ -77,7 +77,7 @@ def hosted_notebook(path: Path) -> nbformat.NotebookNode:
     code = [cell for cell in cells if cell.cell_type == "code"]
     payload = carried_source()
     needs = {
-        "needs_data": "data.load_dataset(" in text,
+        "needs_data": bool(re.search(r"data\.load_dataset\(|fashion_mnist_small", text)),
         "two_gpus": bool(re.search(r"\blaunch\(|DataParallel\(", text)),
         "rungs": "rungs/" in text,
     }
