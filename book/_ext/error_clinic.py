@@ -184,7 +184,9 @@ def write_rules(app):
         folder = Path(app.outdir, "_static")
         folder.mkdir(parents=True, exist_ok=True)
         # A script and not data: a page that is opened as a file may not read another file.
-        (folder / RULES).write_text(f"const errorRules = {json.dumps(errors.rules())};\n")
+        rules = {"errorRules": errors.rules(), "dumpRules": errors.page("flight_recorder")}
+        texts = [f"const {name} = {json.dumps(data)};\n" for name, data in rules.items()]
+        (folder / RULES).write_text("".join(texts))
 
 
 def add_files(app, page, template, context, doctree):
@@ -194,7 +196,7 @@ def add_files(app, page, template, context, doctree):
     if doctree and notebook:
         describe(context, entries(notebook[1]))
     if doctree and page == PAGE:
-        for script in ("finding.js", RULES, "errors.js"):
+        for script in ("finding.js", "flight_recorder.js", RULES, "errors.js"):
             app.add_js_file(script, loading_method="defer")
 
 

@@ -96,6 +96,7 @@
     const text = log.value;
     if (text === answered) return;
     answered = text;
+    if (isDump(new TextEncoder().encode(text))) return showDumps(pasted(text));
     const matches = find(text);
     if (!text.trim()) found.replaceChildren();
     const says = !text.trim() ? "" : matches.length ? showFound(text, matches) : showNearest(text);
@@ -116,6 +117,44 @@
     showAnswer();
   });
   log.after(example);
+
+  // --- dumps of the flight recorder: files, or JSON in the field, one rank after the other ---
+
+  const { isDump, read, compare, absentText } = flightRecorder(dumpRules);
+  const pasted = (text) => text.trim().split(/\n(?=\{)/).map((dump, rank) => [`rank ${rank}`, new TextEncoder().encode(dump)]);
+
+  function showDumps(contents) {
+    found.replaceChildren();
+    try {
+      const [ranks, absent] = read(contents);
+      const findings = compare(ranks);
+      found.append(...findings.flatMap(({ says, lines }) =>
+        [make("h2", "", says), make("ul", "dump-lines", ...lines.map((line) => make("li", "", line)))]));
+      const [{ entry, says }] = findings;
+      if (entry) found.append(make("ol", "matches", answer(entry, "error", make("p", "", says))));
+      one("#log-says").textContent = absent.length ? absentText(absent) : "";
+    } catch (error) { // which of the dumps is unfit
+      one("#log-says").textContent = error.message;
+    }
+  }
+
+  async function showFiles(files) {
+    const contents = await Promise.all([...files].map(async (file) => [file.name, new Uint8Array(await file.arrayBuffer())]));
+    if (contents.length > 1 || isDump(contents[0][1])) return showDumps(contents);
+    log.value = new TextDecoder().decode(contents[0][1]);
+    showAnswer();
+  }
+
+  const chosen = make("input", "");
+  Object.assign(chosen, { type: "file", multiple: true });
+  chosen.addEventListener("change", () => chosen.files.length && showFiles(chosen.files));
+  log.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
+  log.addEventListener("drop", (event) => {
+    if (!event.dataTransfer.files.length) return; // text, which the browser puts in
+    event.preventDefault();
+    showFiles(event.dataTransfer.files);
+  });
+  example.after(make("label", "choose-files", phrase("files"), " ", chosen));
 
   // --- the list filters ---
 

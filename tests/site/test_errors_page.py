@@ -8,7 +8,7 @@ import pytest
 from clinic_notebooks import PARTS
 from test_browser import AXE, PHONE, THEME, THEMES
 
-from torchclinic import errors
+from torchclinic import UserError, errors, flight_recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/errors.html"
@@ -164,7 +164,7 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     match = page.locator(".match").first
     assert page.locator("#log-says").inner_text() == "One entry matches your log."
     assert page.locator("#log-says").get_attribute("role") == "status"
-    for _ in ("Try an example", "the message"):
+    for _ in ("Try an example", "files", "the message"):
         page.keyboard.press("Tab")
     focused = page.locator(":focus")
     assert focused.get_attribute("href").endswith(f"errors_files.html#{PREFIXED}")
@@ -191,6 +191,39 @@ def test_an_example_is_one_button_away_and_its_cure_can_be_copied(page):
     page.locator(".match pre").hover()
     page.locator(".match .copybtn").click()
     page.wait_for_selector(".match .copybtn.success")
+
+
+def test_dumps_are_read_as_in_a_terminal_chosen_or_pasted(page, hang, tmp_path):
+    _, folder = hang
+    cut, other, late = tmp_path / "trace_1", tmp_path / "log_2", tmp_path / "trace_3.json"
+    cut.write_bytes((folder / "trace_1").read_bytes()[:-40])
+    other.write_text("RuntimeError: no dump")
+    times = re.compile(rb'(?<="time_created_ns":)1')
+    late.write_bytes(times.sub(b"2", (folder / "trace_1.json").read_bytes()))
+    first, second = folder / "trace_0", folder / "trace_1"
+    pair = [(first, second), (second, first), (folder / "trace_0.json", folder / "trace_1.json")]
+    unfit = [(first,), (first, cut), (first, late), (first, other), (first, late, second)]
+    for files in [*pair, *unfit, *pair]:
+        page.locator(".choose-files input").set_input_files(files)
+        try:
+            told = flight_recorder.read({file.name: file.read_bytes() for file in files})
+        except UserError as error:
+            page.wait_for_function(
+                "text => document.querySelector('#log-says').textContent === text", arg=str(error)
+            )
+            assert page.locator("#found > *").count() == 0
+            continue
+        (wanted,) = flight_recorder.compare(told[0])
+        page.wait_for_selector(".dump-lines")
+        assert page.locator("#found > h2").all_inner_texts() == [wanted["says"]]
+        assert page.locator(".dump-lines li").all_inner_texts() == wanted["lines"]
+        assert ids_of(page.locator(".match h2 a")) == [wanted["entry"]]
+    page.locator("#log").fill("\n".join((folder / f"trace_{r}.json").read_text() for r in (0, 1)))
+    page.wait_for_function("document.querySelector('.dump-lines')")
+    assert page.locator("#found > h2").all_inner_texts() == [wanted["says"]]
+    page.locator(".choose-files input").set_input_files(other)
+    page.wait_for_function("!document.querySelector('.dump-lines')")
+    assert page.locator("#log").input_value() == "RuntimeError: no dump"
 
 
 def test_causes_are_told_apart_in_the_order_of_the_package(page):
