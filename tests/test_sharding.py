@@ -1,4 +1,4 @@
-"""What chapter 12 says of FSDP and only says, with sizes that ranks cannot share evenly.
+"""What chapters 12 and 13 say of FSDP and only say, with sizes that ranks cannot share evenly.
 
 What it shows, it shows by cells that assert: training as DDP does, saving and loading on another
 number of ranks, a killed save.
@@ -144,3 +144,14 @@ def test_inspect_and_fix_say_what_a_folder_of_shards_and_one_ranks_shards_are(tm
     with pytest.raises(CheckpointError) as caught:
         fix_checkpoint(alone, tmp_path / "fixed.pt")
     assert str(caught.value) == advice
+
+
+def test_a_checkpoint_of_two_copies_in_two_shards_loads_on_one_rank(tmp_path):
+    def save():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        dcp.save(fully_shard(build(), mesh=mesh).state_dict(), checkpoint_id=tmp_path / "step")
+
+    on_ranks(save, world_size=4)
+    state = {key: torch.zeros_like(tensor) for key, tensor in build().state_dict().items()}
+    dcp.load(state, checkpoint_id=tmp_path / "step")
+    assert all(torch.equal(state[key], tensor) for key, tensor in build().state_dict().items())
