@@ -199,14 +199,14 @@ def find(log: str) -> list[Match]:
     In a log of an `other_program` nothing is found.
 
     Parameters
-        ----------
-        log : str
-            A message, a traceback or a whole log; of any length.
+    ----------
+    log : str
+        A message, a traceback or a whole log; of any length.
 
-        Examples
-        --------
-        >>> [match.error.id for match in find("KeyError: 'momentum'")]
-        []
+    Examples
+    --------
+    >>> [match.error.id for match in find("KeyError: 'momentum'")]
+    []
     """
     pieces = _squeeze(log)
     starts = [0, *accumulate(map(len, pieces))]
