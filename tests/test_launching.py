@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import alive, ran, wait_until
 
 from torchclinic.process_group import join_group
 from torchladder import launching
@@ -24,21 +25,6 @@ from torchladder.launching import LaunchError, launch, warm_up
 
 pytestmark = pytest.mark.slow
 HANG = 60  # seconds; ends what hangs, and says nothing about what is merely slow
-
-
-def wait_until(condition):
-    end = time.monotonic() + HANG
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert condition()
-
-
-def alive(pid):
-    status = Path(f"/proc/{pid}/stat")
-    try:
-        return status.read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -153,8 +139,7 @@ def test_an_unguarded_script_can_launch(tmp_path):
         "def f(): return dist.get_rank()\n"
         "print(launch(f))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=HANG)
-    assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
+    assert ran("python", script) == "[0, 1]\n"
 
 
 def test_threads_launch_at_one_time_and_the_main_module_stays_what_it_is():
@@ -512,5 +497,4 @@ for y, backend in launch(work, world_size={world_size}, backend={backend!r}):
     assert y.device.type == "cpu" and y.tolist() == [{world_size}.0] * 2, y
     assert backend == {backend!r}
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ran("python", "-c", program)

@@ -1,11 +1,10 @@
 """`launch` in a live kernel: functions of a cell, and errors that name the cell."""
 
 import linecache
-import os
-import time
 from types import SimpleNamespace
 
 import pytest
+from helpers import alive, wait_until
 from jupyter_client.manager import start_new_kernel
 
 from torchclinic.frames import cell_sources
@@ -57,28 +56,17 @@ def test_functions_of_a_cell_run_after_a_large_product_and_an_error_names_cell_a
     assert f'File "Cell In[{int(number)}]", line 6, in work\n    return 1 / helper()' in error
 
 
-def runs(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_an_interrupt_of_a_running_cell_ends_its_ranks_and_nothing_else(kernels):
     (manager, client), _ = kernels
 
     def interrupt(rank):
-        assert runs(int(rank))
+        assert alive(int(rank))
         manager.interrupt_kernel()
 
     waiting = "launch(lambda: (print(os.getpid(), flush=True), time.sleep(6000)))"
-    start = time.monotonic()
     rank, error = run_cell(client, waiting, interrupt)
     assert error.startswith("KeyboardInterrupt")
-    while runs(int(rank)) and time.monotonic() - start < HANG:
-        time.sleep(0.05)
-    assert not runs(int(rank))
+    wait_until(lambda: not alive(int(rank)), HANG)
     assert run_cell(client, "print(launch(dist.get_rank))") == ("[0, 1]\n", None)
 
 

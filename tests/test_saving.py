@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import resource
 import time
 import zipfile
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import full_disk
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,17 +30,6 @@ def parts_of(model):
 
 def linear():
     return parts_of(nn.Linear(2, 1))
-
-
-@contextlib.contextmanager
-def full_disk():
-    """Any file that grows beyond 100 kB meets an error of the system, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_costs_only_the_new_file(tmp_path, monkeypatch):

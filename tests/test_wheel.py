@@ -4,18 +4,15 @@ import email
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
+from helpers import ROOT, ran
 
 import torchladder
 
-ROOT = Path(__file__).resolve().parent.parent
-PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+PIP = ["python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
 SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 # In one process, since each takes seconds to import PyTorch.
 PROGRAM = """
@@ -34,12 +31,6 @@ for words in ("inspect mlp.pt", "fix mlp.pt -o fixed.safetensors", "explain log.
 pytestmark = pytest.mark.slow
 
 
-def run(*command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A folder with the sdist, and the wheel that pip builds from it."""
@@ -50,10 +41,10 @@ def built(tmp_path_factory):
     (source / "tests").mkdir()
     for name in ("pyproject.toml", "LICENSE", "MANIFEST.in", "tests/test_wheel.py"):
         shutil.copy(ROOT / name, source / name)
-    run(sys.executable, "-c", SDIST, folder, cwd=source)
+    ran("python", "-c", SDIST, folder, cwd=source)
     shutil.rmtree(source)
     (sdist,) = folder.glob("*.tar.gz")
-    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sdist)
+    ran(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sdist)
     return folder
 
 
@@ -84,17 +75,17 @@ def test_sdist_and_wheel_hold_both_packages_their_licences_and_nothing_else(buil
 def test_every_command_works_from_the_wheel_in_an_empty_folder(built, tmp_path):
     """The wheel is alone in a folder; what it needs is where this Python has it."""
     installed, here = tmp_path / "installed", tmp_path / "here"
-    run(*PIP, "install", "--no-deps", "--target", installed, *built.glob("*.whl"))
+    ran(*PIP, "install", "--no-deps", "--target", installed, *built.glob("*.whl"))
     here.mkdir()
     (here / "log.txt").write_text("KeyError: 'RANK'\n")
     env = os.environ | {"PYTHONPATH": str(installed)}
-    printed = run(sys.executable, "-c", PROGRAM, cwd=here, env=env)
+    printed = ran("python", "-c", PROGRAM, cwd=here, env=env)
     for path in printed.splitlines()[:3]:
         assert path.startswith(str(installed))
     for words in ("state dict", "rank-key-error"):
         assert words in printed
     assert {path.name for path in here.iterdir()} == {"log.txt", "mlp.pt", "fixed.safetensors"}
     command = installed / "bin" / "torchclinic"
-    assert torchladder.__version__ in run(command, "--version", cwd=here, env=env)
-    explained = run(command, "explain", "log.txt", cwd=here, env=env)
+    assert torchladder.__version__ in ran(command, "--version", cwd=here, env=env)
+    explained = ran(command, "explain", "log.txt", cwd=here, env=env)
     assert "rank-key-error" in explained

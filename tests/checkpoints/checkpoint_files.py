@@ -73,6 +73,10 @@ def state(kind=Net):
     return net(kind).state_dict()
 
 
+def same(model, other):
+    return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
 def saved(folder, thing, name="x.pt", **options):
     torch.save(thing, folder / name, **options)
     return folder / name

@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from checkpoint_files import Counting, net, saved
+from checkpoint_files import Counting, net, same, saved
 from torch import nn
 from torch.nn.parallel import DataParallel
 
 from torchclinic.checkpoints import CheckpointError, load_into
-
-
-def same(model, other):
-    return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
 
 
 def test_any_wrapping_loads_into_any_other():

@@ -1,16 +1,11 @@
 """What pages tell other programs, in a small book that has an address."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
 import yaml
-from bs4 import BeautifulSoup
+from helpers import ROOT, parsed, sphinx
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
 SITE = "https://someone.example/book/"
 PROJECT = f"""
@@ -33,20 +28,12 @@ def published(tmp_path_factory):
     (folder / "index.md").write_text(f"# Small\n\nA page.\n\n{{repository}}`The source`\n\n{toc}")
     (folder / "book/new.md").write_text("# A new page\n\nAnother page.\n")
     own = {name: SETTINGS[name] for name in SETTINGS if name.startswith(("ogp", "sitemap", "notf"))}
-    own |= {"html_theme": "sphinx_book_theme", "html_static_path": [str(ROOT / "book/_static")]}
+    own |= {"html_static_path": [str(ROOT / "book/_static")]}
     own |= {"redirects": {"old/name": "../book/new.html"}}
     own["extensions"] = ["myst_parser", "sphinx_sitemap", "notfound.extension", "translation"]
     own["extensions"] += ["sphinxext.opengraph", "sphinx_reredirects", "site_pages"]
-    (folder / "conf.py").write_text("\n".join(f"{name} = {own[name]!r}" for name in own))
-    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ".", "_build"]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "book" / "_ext")}
-    done = subprocess.run(sphinx, cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert sphinx(folder, **own) == (0, "")
     return folder / "_build"
-
-
-def parsed(file):
-    return BeautifulSoup(file.read_bytes(), "html.parser")
 
 
 def test_pages_name_their_address_their_preview_and_the_repository(published):

@@ -1,19 +1,16 @@
 """``tools/record.py`` on a small copy of the repository, and the site of what it leaves."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import machine_facts
 import nbformat
 import pytest
-from bs4 import BeautifulSoup
+from helpers import ROOT, parsed, sphinx
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = {
     "01_fine": ["import os, socket\nprint(os.getcwd(), f'{socket.gethostname()}:29500')"],
     "02_stops": ["print('before')", "raise ValueError('no GPU')", "print('after')"],
@@ -78,9 +75,7 @@ def test_outcomes_of_chapters_and_gpu_tests_are_kept_as_far_as_they_got(run):
     assert before.outputs[0].text == "before\n"
     assert stopped.outputs[0].ename == "ValueError"
     assert after.outputs == []
-
-
-def test_neither_paths_nor_the_machines_name_are_in_a_run(run):
+    # Neither paths nor the machine's name are kept.
     (output,) = nbformat.read(run / "01_fine.ipynb", as_version=4).cells[1].outputs
     assert output.text == "<repository>/notebooks <host>:29500\n"
 
@@ -111,31 +106,22 @@ def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
     (repository / "index.md").write_text(f"# Small\n\n{toc}")
     settings = {
         "extensions": ["myst_nb", "translation", "recorded_runs"],
-        "html_theme": "sphinx_book_theme",
         "nb_execution_mode": "off",
         "myst_enable_extensions": ["colon_fence"],
         "exclude_patterns": ["runs/2xT4/01_fine.ipynb", "runs/2xT4/02_stops.ipynb"],
         "suppress_warnings": ["myst.xref_missing", "myst-nb.lexer"],
     }
-    lines = [f"{name} = {value!r}" for name, value in settings.items()]
-    (repository / "conf.py").write_text("\n".join(lines))
-    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ".", "_build"]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "book" / "_ext")}
-    done = subprocess.run(sphinx, cwd=repository, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-    def page(name):
-        return BeautifulSoup((repository / f"_build/{name}.html").read_bytes(), "html.parser")
-
-    line = page("notebooks/01_fine").select_one(".as-run-on")
+    assert sphinx(repository, **settings) == (0, "")
+    site = repository / "_build"
+    line = parsed(site / "notebooks/01_fine.html").select_one(".as-run-on")
     assert line.a["href"] == "../runs/2xT4/01_fine.html"
     assert line.a.text == "2x T4"
-    stopped = page("runs/2xT4/02_stops")
+    stopped = parsed(site / "runs/2xT4/02_stops.html")
     assert "ValueError: no GPU" in stopped.select_one(".admonition").text
     assert "before" in stopped.select_one(".cell_output").text
     links = {a.text: a["href"] for a in stopped.select("section > p a.reference")}
     assert links == {"PyTorch": "https://pytorch.org"}
-    told = page("book/where_this_was_run").select_one("article").text
+    told = parsed(site / "book/where_this_was_run.html").select_one("article").text
     for words in ("not noted", "2x T4, on 20", "ValueError: no GPU", "1 failed, 1 passed"):
         assert words in told
     assert "Nothing ran on Kaggle" not in told

@@ -1,0 +1,64 @@
+"""What tests of several files need."""
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def ran(*command, **options):
+    """What a command printed, which must not fail; ``python`` is this one."""
+    command = [sys.executable if word == "python" else word for word in command]
+    options = {"timeout": 600, "capture_output": True, "text": True} | options
+    done = subprocess.run(command, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def sphinx(folder, **settings):
+    """Build the few files in `folder` as a site of its own; the exit status and the warnings."""
+    lines = [f"{name} = {value!r}" for name, value in settings.items()]
+    (folder / "conf.py").write_text("html_theme = 'sphinx_book_theme'\n" + "\n".join(lines))
+    build = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ".", "_build"],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT / "book" / "_ext")},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return build.returncode, build.stderr
+
+
+def parsed(page):
+    return BeautifulSoup(page.read_bytes(), "html.parser")
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Any file that grows beyond 100 kB meets an error of the system, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def wait_until(condition, limit=60):
+    end = time.monotonic() + limit
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+def alive(pid):
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
