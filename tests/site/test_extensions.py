@@ -1,89 +1,42 @@
 """What the site's own Sphinx extensions do, each on a small project of its own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import chapter_buttons
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from helpers import ROOT, parsed, sphinx
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from torchladder.showing import Svg
 
-ROOT = Path(__file__).resolve().parents[2]
-EXTENSIONS = ROOT / "book" / "_ext"
-
-
-def sphinx(folder, **settings):
-    """Build the few files in `folder` as a site of its own; the exit status and the warnings."""
-    settings |= {"html_math_renderer": "mathml", "html_theme": "sphinx_book_theme"}
-    lines = [f"{name} = {value!r}" for name, value in settings.items()]
-    (folder / "conf.py").write_text("\n".join(lines))
-    build = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", folder, folder / "_build"],
-        env=os.environ | {"PYTHONPATH": str(EXTENSIONS)},
-        capture_output=True,
-        text=True,
-    )
-    return build.returncode, build.stderr
+MATH = {"html_math_renderer": "mathml"}
 
 
 @pytest.mark.slow
-def test_a_diff_names_its_files_without_this_machines_folders(tmp_path):
+def test_diffs_name_their_files_formulas_become_mathml_cells_are_coloured_answers_folded(tmp_path):
     (tmp_path / "one.py").write_text("import torch\n\nx = 1 < 2\n")
     (tmp_path / "two.py").write_text("import torch\n\nx = 2 < 3\n")
-    (tmp_path / "index.rst").write_text(
-        "A page\n======\n\n.. literalinclude:: two.py\n   :diff: one.py\n\n"
-        ".. code-block:: diff\n\n   --- one.py\n   +++ two.py\n"  # as a chapter's cell gives it
-    )
-    assert sphinx(tmp_path, extensions=["code_blocks", "mathml"]) == (0, "")
-    page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
+    source = "# A page\n\n```{literalinclude} two.py\n:diff: one.py\n```\n\n"
+    source += "```diff\n--- one.py\n+++ two.py\n```\n\n"  # as a chapter's cell gives it
+    source += "$\\sqrt{\\alpha^2}$\n\n**Predict.** What is printed?"
+    printed = new_output("stream", text="nothing")
+    loop = new_code_cell("for i in range(3):\n    pass", outputs=[printed], execution_count=1)
+    notebook = new_notebook(cells=[new_markdown_cell(source), loop])
+    (tmp_path / "index.ipynb").write_text(json.dumps(notebook))
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
+    settings = {key: config[key] for key in ("suppress_warnings", "nb_ipywidgets_js")}
+    settings |= {"nb_execution_mode": "off", "myst_enable_extensions": ["dollarmath"]} | MATH
+    extensions = ["myst_nb", "translation", "code_blocks", "mathml"]
+    assert sphinx(tmp_path, extensions=extensions, **settings) == (0, "")
+    page = parsed(tmp_path / "_build/index.html")
     assert len(page.select(".highlight-udiff")) == 2
     lines = page.select_one(".highlight-udiff pre").text.splitlines()
     assert lines[:2] == ["--- one.py", "+++ two.py"]
     assert lines[-2:] == ["-x = 1 < 2", "+x = 2 < 3"]
-
-
-@pytest.mark.slow
-def test_a_diff_of_a_missing_file_and_a_broken_formula_fail_the_build(tmp_path):
-    (tmp_path / "one.py").write_text("x = 1\n")
-    (tmp_path / "index.rst").write_text(
-        "A page\n======\n\n.. literalinclude:: one.py\n   :diff: gone.py\n\n"
-        ":math:`\\nosuchcommand` and :math:`\\frac{1}`\n"
-    )
-    status, warnings = sphinx(tmp_path, extensions=["code_blocks", "mathml"])
-    assert status != 0
-    for said in ("index.rst:4", "gone.py", "unknown command \\nosuchcommand", "mfrac of 1 parts"):
-        assert said in warnings
-
-
-@pytest.mark.slow
-def test_formulas_become_mathml_cells_are_coloured_and_answers_folded(tmp_path):
-    source = "# A page\n\n$\\sqrt{\\alpha^2}$\n\n**Predict.** What is printed?"
-    output = {"output_type": "stream", "name": "stdout", "text": "nothing"}
-    cells = [
-        {"cell_type": "markdown", "metadata": {}, "source": source},
-        {
-            "cell_type": "code",
-            "metadata": {},
-            "source": "for i in range(3):\n    pass",
-            "outputs": [output],
-            "execution_count": 1,
-        },
-    ]
-    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
-    (tmp_path / "index.ipynb").write_text(json.dumps(notebook))
-    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
-    settings = {key: config[key] for key in ("suppress_warnings", "nb_ipywidgets_js")}
-    settings |= {"nb_execution_mode": "off", "myst_enable_extensions": ["dollarmath"]}
-    extensions = ["myst_nb", "translation", "code_blocks", "mathml"]
-    assert sphinx(tmp_path, extensions=extensions, **settings) == (0, "")
-    page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
     assert page.select_one("math msqrt msup").text == "α2"
     # The root is at least as high as a line of text: its bar touches no letter.
     assert page.select_one("msqrt > mspace")["height"] == "0.9em"
@@ -91,22 +44,38 @@ def test_formulas_become_mathml_cells_are_coloured_and_answers_folded(tmp_path):
     assert page.select_one("details.hide .cell_output").text.strip() == "nothing"
 
 
-@pytest.fixture
-def picture(tmp_path):
-    """A picture of a small project, and the page that shows it."""
+@pytest.mark.slow
+def test_what_is_missing_or_cannot_be_rendered_fails_the_build(tmp_path):
+    (tmp_path / "one.py").write_text("x = 1\n")
     (tmp_path / "book/figures").mkdir(parents=True)
-    file = tmp_path / "book/figures/box.svg"
-    file.write_text('<svg viewBox="0 0 480 9"><text>First words</text></svg>\n')
-    page = '# A page\n\nText.\n\n![1 < 2 & "two".](book/figures/box.svg)\n'
-    (tmp_path / "index.md").write_text(page)
-    return file
+    (tmp_path / "book/figures/box.svg").write_text('<svg viewBox="0 0 480 9"></svg>\n')
+    (tmp_path / "index.md").write_text(
+        "# A page\n\nSee ![this](book/figures/box.svg).\n\n"
+        "```{literalinclude} one.py\n:diff: gone.py\n```\n\n$\\nosuchcommand$ and $\\frac{1}$\n"
+    )
+    extensions = ["myst_parser", "code_blocks", "mathml", "inline_svg"]
+    settings = {"myst_enable_extensions": ["dollarmath"]} | MATH
+    status, warnings = sphinx(tmp_path, extensions=extensions, **settings)
+    assert status != 0
+    for said in (
+        "index.md:3: WARNING: a picture needs a paragraph of its own",
+        "index.md:5", "gone.py",
+        "unknown command \\nosuchcommand", "mfrac of 1 parts",
+    ):  # fmt: skip
+        assert said in warnings
 
 
 @pytest.mark.slow
-def test_a_picture_is_part_of_the_page_in_the_frame_of_the_figures_of_cells(picture, tmp_path):
-    extensions = ["myst_parser", "mathml", "inline_svg"]
-    assert sphinx(tmp_path, extensions=extensions) == (0, "")
-    page = BeautifulSoup((tmp_path / "_build/index.html").read_bytes(), "html.parser")
+def test_a_picture_is_part_of_the_page_in_the_frame_of_the_figures_of_cells(tmp_path):
+    (tmp_path / "book/figures").mkdir(parents=True)
+    picture = tmp_path / "book/figures/box.svg"
+    picture.write_text('<svg viewBox="0 0 480 9"><text>First words</text></svg>\n')
+    (tmp_path / "index.md").write_text(
+        '# A page\n\nText.\n\n![1 < 2 & "two".](book/figures/box.svg)\n'
+    )
+    settings = {"extensions": ["myst_parser", "mathml", "inline_svg"]} | MATH
+    assert sphinx(tmp_path, **settings) == (0, "")
+    page = parsed(tmp_path / "_build/index.html")
     figure = page.select_one("section > figure")
     frame = Svg(picture.read_text().strip(), '1 < 2 & "two".')._repr_html_()
     assert figure["class"] == ["torchladder-figure", "mechanism"]
@@ -118,19 +87,8 @@ def test_a_picture_is_part_of_the_page_in_the_frame_of_the_figures_of_cells(pict
 
     # The page was not touched, and is built again.
     picture.write_text(picture.read_text().replace("First", "Second"))
-    assert sphinx(tmp_path, extensions=extensions) == (0, "")
+    assert sphinx(tmp_path, **settings) == (0, "")
     assert "Second words" in (tmp_path / "_build/index.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_picture_within_a_sentence_and_one_that_is_missing_fail_the_build(picture, tmp_path):
-    (tmp_path / "index.md").write_text(
-        "# A page\n\nSee ![this](book/figures/box.svg).\n\n![that](book/figures/gone.svg)\n"
-    )
-    status, warnings = sphinx(tmp_path, extensions=["myst_parser", "mathml", "inline_svg"])
-    assert status != 0
-    assert "index.md:3: WARNING: a picture needs a paragraph of its own" in warnings
-    assert "image file not readable: book/figures/gone.svg" in warnings
 
 
 @pytest.mark.parametrize(
