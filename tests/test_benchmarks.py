@@ -6,57 +6,40 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import run
 from results import Result, median_range, table
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_a_ratio_of_few_samples_has_the_range_of_the_runs_furthest_apart():
-    result = Result.of_samples("x", [4, 5, 6], [2, 1, 2], 2)
-    assert (result.ratio, result.low, result.high, result.runs) == (2.5, 2.0, 6.0, 3)
-    assert result.met == "yes"
-    assert not result.of_median
+def numbers(result):
+    return result.ratio, result.low, result.high, result.runs
 
 
-def test_of_six_runs_or_more_the_range_is_that_of_the_median():
-    assert [median_range(range(1, n + 1)) for n in (5, 6, 9, 31)] == [
-        (1, 5),
-        (1, 6),
-        (2, 8),
-        (10, 22),
-    ]
-    row = table([dataclasses.asdict(Result.of_runs("x", range(1, 32), 9))]).splitlines()[2]
-    assert row == "| x |  | 16 | 10 to 22 | 31 | ≥ 9 | yes |"
+def test_a_ratio_has_the_range_of_its_runs_and_of_six_or_more_that_of_the_median():
+    few = Result.of_samples("x", [4, 5, 6], [2, 1, 2], 2)  # the runs furthest apart
+    assert (*numbers(few), few.met, few.of_median) == (2.5, 2.0, 6.0, 3, "yes", False)
+    pairs = Result.of_pairs("x", [(1, 2), (30, 10), (1, 1)], 1.03, at_most=True)
+    assert numbers(pairs) == (1.0, 0.5, 3.0, 3)
+    ranges = {5: (1, 5), 6: (1, 6), 9: (2, 8), 31: (10, 22)}
+    assert {n: median_range(range(1, n + 1)) for n in ranges} == ranges
+    assert row(Result.of_runs("x", range(1, 32), 9)) == "| x |  | 16 | 10 to 22 | 31 | ≥ 9 | yes |"
 
 
-def test_a_ratio_of_pairs_compares_each_run_with_the_one_beside_it():
-    result = Result.of_pairs("x", [(1, 2), (30, 10), (1, 1)], 1.03, at_most=True)
-    assert (result.ratio, result.low, result.high, result.runs) == (1.0, 0.5, 3.0, 3)
+def row(result):
+    return table([dataclasses.asdict(result)]).splitlines()[2]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "at_most", "word"),
-    [
-        (2.0, 2.4, False, "yes"),
-        (1.6, 2.0, False, "no"),
-        (1.6, 2.0, True, "yes"),
-        (2.0, 2.4, True, "no"),
-        (1.9, 2.1, False, "cannot tell"),
-        (1.9, 2.1, True, "cannot tell"),
-    ],
-)
-def test_the_page_says_that_a_goal_is_met_only_where_all_runs_agree(low, high, at_most, word):
-    result = Result("x <y>", (low + high) / 2, low, high, 5, 2.0, at_most)
-    row = table([dataclasses.asdict(result)]).splitlines()[2]
-    assert row.startswith("| x &lt;y&gt; |")
-    assert row.endswith(f"| {word} |")
-
-
-def test_what_explains_a_result_has_no_goal_to_meet():
-    row = table([dataclasses.asdict(Result("x", 0.5, 0.4, 0.6, 3, None))]).splitlines()[2]
-    assert row == "| x |  | 0.50 | 0.40 to 0.60 (single runs) | 3 |  |  |"
+def test_the_page_says_that_a_goal_is_met_only_where_all_runs_agree():
+    for low, high, at_least, at_most in [
+        (2.0, 2.4, "yes", "no"), (1.6, 2.0, "no", "yes"), (1.9, 2.1, *["cannot tell"] * 2)
+    ]:  # fmt: skip
+        for limit, word in ((False, at_least), (True, at_most)):
+            shown = row(Result("x <y>", (low + high) / 2, low, high, 5, 2.0, limit))
+            assert shown.startswith("| x &lt;y&gt; |")
+            assert shown.endswith(f"| {word} |")
+    explains = row(Result("x", 0.5, 0.4, 0.6, 3, None))  # and has no goal to meet
+    assert explains == "| x |  | 0.50 | 0.40 to 0.60 (single runs) | 3 |  |  |"
 
 
 def test_only_a_full_run_is_stored(monkeypatch, tmp_path, capsys):
