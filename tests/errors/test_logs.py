@@ -110,7 +110,7 @@ def small(monkeypatch):
 def test_errors_come_before_what_follows_from_them_and_that_before_warnings():
     text = "UserWarning: slow\nConnection closed by peer\nport 1 is taken\ncould not save the state"
     assert found(text) == ["other", "general", "consequence", "advice"]
-    assert "It often follows from an error of another" in explain("Connection closed by peer")
+    assert "It often follows from another error" in explain("Connection closed by peer")
     assert "It is a warning" in explain("UserWarning: slow")
     assert "It often" not in explain("port 1 is taken")
 
