@@ -51,10 +51,6 @@ def session(monkeypatch, tmp_path):
     return with_gpus
 
 
-def notes(capsys):
-    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("NOTE")]
-
-
 def test_the_host_is_named_where_its_files_stay_and_how_to_get_a_gpu(session, host, capsys):
     session("No devices were found", status=6)
     hosted_session.check_session()
@@ -66,26 +62,22 @@ def test_the_host_is_named_where_its_files_stay_and_how_to_get_a_gpu(session, ho
     assert lines[5] == "Ready: run the cells below."
 
 
-def test_a_wrong_accelerator_is_a_line_that_says_what_to_click(session, capsys):
-    t4 = "Tesla T4"
-    for gpus, two_gpus, said in [
-        ([t4, t4], True, ""),
-        (["Tesla P100-PCIE-16GB"], False, "P100"),
-        ([t4], True, "one GPU"),
-        ([t4], False, ""),
+def test_a_wrong_accelerator_and_a_file_that_hides_a_package_are_said(session, capsys):
+    t4, hiding = "Tesla T4", "torchclinic.py"
+    for gpus, two_gpus, file, said in [
+        ([t4, t4], True, None, []),
+        (["Tesla P100-PCIE-16GB"], False, None, ["P100", "Accelerator > GPU T4 x2"]),
+        ([t4], True, None, ["one GPU", "Accelerator > GPU T4 x2"]),
+        ([t4], False, None, []),
+        ([t4], False, hiding, [f"{hiding} hides the package from programs"]),
     ]:
         session(*gpus)
+        if file:
+            Path(file).touch()
         hosted_session.check_session(two_gpus=two_gpus)
-        found = notes(capsys)
+        found = [line for line in capsys.readouterr().out.splitlines() if line[:4] == "NOTE"]
         assert len(found) == bool(said)
-        assert all(said in note and "Accelerator > GPU T4 x2" in note for note in found)
-
-
-def test_files_that_hide_a_package_from_children_are_named(session, capsys):
-    session("Tesla T4")
-    Path("torchclinic.py").touch()
-    hosted_session.check_session()
-    assert "torchclinic.py hides the package from programs" in notes(capsys)[0]
+        assert all(words in found[0] for words in said)
 
 
 def test_an_old_torch_or_a_missing_library_stops_the_notebook(session, host, monkeypatch):
@@ -102,22 +94,16 @@ def test_an_old_torch_or_a_missing_library_stops_the_notebook(session, host, mon
         hosted_session.check_session()
 
 
-@pytest.fixture
-def asked(session, monkeypatch):
-    """How the data were asked for; at first they are not there."""
-    calls = []
+def test_what_is_not_attached_is_downloaded(session, capsys, monkeypatch):
+    asked = []
 
     def load(name="fashion_mnist_small", *, download=False):
-        calls.append((name, download))
-        if len(calls) == 1:
+        asked.append((name, download))
+        if len(asked) == 1:
             raise FileNotFoundError("nowhere")
         return "the set"
 
     monkeypatch.setattr(data, "load_dataset", load)
-    return calls
-
-
-def test_what_is_not_attached_is_downloaded(asked, capsys):
     hosted_session.check_session(needs_data=True)
     assert asked[1:] == [("fashion_mnist", True), ("fashion_mnist_small", False)]
     assert "not here; downloading it (31 MB)\ndata: the set\n" in capsys.readouterr().out
