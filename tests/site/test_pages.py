@@ -20,17 +20,11 @@ def contents():
     return [toc["root"], *(page["file"] for page in pages)]
 
 
-def test_every_notebook_and_page_of_the_book_is_in_the_contents():
+def test_every_notebook_and_page_of_the_book_is_in_the_contents_and_on_the_site(pages):
     files = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "book").rglob("*.md")]
     there = {path.relative_to(ROOT).with_suffix("").as_posix() for path in files}
     assert sorted(contents()) == sorted(there)
-
-
-def test_the_site_has_a_page_for_everything_in_the_contents(pages):
     assert [name for name in contents() if f"{name}.html" not in pages] == []
-
-
-def test_the_entrance_leads_to_the_landing_page(pages):
     leads_on = pages["index.html"].find("meta", {"http-equiv": re.compile("refresh", re.I)})
     assert leads_on["content"].endswith("url=book/index.html")
 
@@ -80,25 +74,15 @@ def test_every_page_has_a_title_and_a_description_of_its_own(pages):
         assert [names for names in texts.values() if len(names) > 1] == []
 
 
-def test_every_chapter_can_be_downloaded_as_it_is_in_the_repository(site, pages):
+def test_every_chapter_can_be_downloaded_as_it_is_and_with_the_packages_for_kaggle(site, pages):
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         name = f"notebooks/{notebook.stem}.html"
-        link = pages[name].select_one(".chapter-buttons > a[download]")
-        downloaded = ((site / name).parent / link["href"]).resolve()
-        cells = [json.loads(path.read_bytes())["cells"] for path in (notebook, downloaded)]
+        links = pages[name].select(".chapter-buttons a[download]")
+        plain, *hosted = (((site / name).parent / link["href"]).resolve() for link in links)
+        cells = [json.loads(path.read_bytes())["cells"] for path in (notebook, plain, hosted[0])]
         assert cells[0] == cells[1], f"{name} offers another notebook"
-
-
-def test_every_chapter_offers_one_notebook_for_kaggle_and_colab_that_carries_the_package(
-    site, pages
-):
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        name = f"notebooks/{notebook.stem}.html"
-        links = pages[name].select(".chapter-panel a[download]")
-        offered = {((site / name).parent / link["href"]).resolve() for link in links}
-        assert offered == {(site / "hosted" / notebook.name).resolve()}
-        cells = json.loads(offered.pop().read_bytes())["cells"]
-        assert 'carried="' in "".join(cells[0]["source"])
+        assert {*hosted} == {(site / "hosted" / notebook.name).resolve()}
+        assert 'carried="' in "".join(cells[2][0]["source"])
 
 
 def test_contents_of_the_clinic_are_short_and_links_to_terms_say_what_they_mean(pages):
@@ -116,14 +100,11 @@ def test_the_search_index_has_the_message_of_every_error_on_a_page(site):
     texts = {page: json.dumps(sections, ensure_ascii=False) for page, _, sections in index["pages"]}
     missing = []
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        for cell in json.loads(notebook.read_bytes())["cells"]:
-            for output in cell.get("outputs", []):
-                if output["output_type"] == "error":
-                    message = re.sub(r"\x1b\[[\d;]*m", "", output["evalue"]).strip()
-                    line = " ".join(message.partition("\n")[0].split())
-                    if (
-                        json.dumps(line, ensure_ascii=False)[1:-1]
-                        not in texts[f"notebooks/{notebook.stem}.html"]
-                    ):
-                        missing.append(f"{notebook.stem}: {line}")
+        cells = json.loads(notebook.read_bytes())["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        for message in [output["evalue"] for output in outputs if "evalue" in output]:
+            first = re.sub(r"\x1b\[[\d;]*m", "", message).strip().partition("\n")[0]
+            line = json.dumps(" ".join(first.split()), ensure_ascii=False)[1:-1]
+            if line not in texts[f"notebooks/{notebook.stem}.html"]:
+                missing.append(f"{notebook.stem}: {line}")
     assert missing == []
