@@ -79,17 +79,6 @@ def test_enter_skips_to_the_text_unfolds_a_solution_and_changes_the_theme(chapte
     assert chapter.evaluate("document.documentElement.dataset.mode") != before
 
 
-def test_the_search_is_opened_used_and_left_without_a_mouse(chapter):
-    chapter.keyboard.press("Control+k")
-    chapter.keyboard.type("pin_memory")
-    chapter.locator("#pst-search-dialog .search-hits a").first.wait_for()
-    assert chapter.locator("#pst-search-dialog [role=status]").inner_text()
-    chapter.keyboard.press("ArrowDown")
-    assert chapter.evaluate("document.activeElement.closest('.search-hits') != null")
-    chapter.keyboard.press("Escape")
-    assert not chapter.locator("#pst-search-dialog").is_visible()
-
-
 def test_what_moves_stands_still_for_who_asked_for_it(browser, site):
     page = browser.new_page(reduced_motion="reduce")
     page.goto((site / "book/index.html").as_uri())

@@ -95,8 +95,15 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(brows
     page = browser.new_page()
     page.goto(f"{address}notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
-    page.keyboard.type("set_epoch")
+    page.keyboard.type("pin_memory")
     page.wait_for_selector("#pst-search-dialog .search-hits a")
+    assert page.locator("#pst-search-dialog [role=status]").inner_text()
+    page.keyboard.press("Escape")
+    assert not page.locator("#pst-search-dialog").is_visible()
+    page.keyboard.press("Control+k")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("set_epoch")
+    page.wait_for_selector(f"#pst-search-dialog .search-hits a[href$='{QUERIES['set_epoch']}']")
     for key in ("ArrowDown", "ArrowDown", "ArrowUp", "ArrowUp"):
         page.keyboard.press(key)
     assert page.evaluate("document.activeElement.name") == "q"
