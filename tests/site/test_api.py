@@ -4,14 +4,11 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from helpers import ROOT, ran
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "book/api").glob("*.md"))
 MODULES = re.findall(r"automodule:: (\S+)", SOURCES)
 
@@ -41,16 +38,6 @@ def test_every_public_name_of_a_module_with_a_page_has_exactly_one_entry(pages):
     assert {name: count for name, count in counts.items() if count > 1} == {}
 
 
-def test_each_docstring_begins_with_a_sentence():
-    bad = {}
-    for module in map(importlib.import_module, MODULES):
-        for name, thing in {module.__name__: module, **public(module)}.items():
-            first = (inspect.getdoc(thing) or "").split("\n\n")[0]
-            if not re.match(r"[^a-z\s].*[.?]$", " ".join(first.split())):
-                bad[name] = first
-    assert bad == {}
-
-
 @pytest.mark.slow
 def test_the_commands_page_shows_what_each_command_prints(pages):
     page = pages["book/api/commands.html"]
@@ -62,11 +49,6 @@ def test_the_commands_page_shows_what_each_command_prints(pages):
 
 def help_of(*command):
     """What a terminal shows of ``--help``; without a command, its list of commands."""
-    printed = subprocess.run(
-        [sys.executable, "-m", "torchclinic", *command, "--help"],
-        env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    env = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+    printed = ran("python", "-m", "torchclinic", *command, "--help", env=env).strip()
     return printed if command else re.search(r"\{.*?\}", printed)[0]
