@@ -6,7 +6,6 @@ import argparse
 import codecs
 import difflib
 import importlib
-import json
 import os
 import platform
 import shutil
@@ -107,10 +106,16 @@ def _explain(options: argparse.Namespace) -> int:
 
     if dumps := flight_recorder.dumps_in(options.what):
         ranks, absent = flight_recorder.read(dumps)
-        found = flight_recorder.compare(ranks)
-        told = {"differences": found, "ranks without a dump": absent}
-        print(json.dumps(told) if options.json else flight_recorder.explain(found, absent))
-        return 0 if "entry" in found[0] else 1
+        told = flight_recorder.compare(ranks)
+        entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in told if "entry" in t]
+        found = [errors.Match(entry, text=says) for entry, says in entries]
+        more = {"differences": told, "ranks_without_dump": absent}
+        print(
+            errors.as_json("", found, **more)
+            if options.json
+            else flight_recorder.explain(told, absent)
+        )
+        return 0 if found else 1
     (what,) = options.what or ("" if sys.stdin.isatty() else "-",)
     if entry := errors.catalogue().get(what):
         log, found = "", [errors.Match(entry)]

@@ -36,8 +36,9 @@ NEAR = 30  # lines around a special entry in which a more general one gives way 
 # what follows from an error elsewhere; then warnings.
 KINDS = {"error": 0, "silent": 0, "follows": 1, "warning": 2}
 # Replaced one after the other: what an input method or a web page makes of ASCII, and the many ways
-# to write a quotation mark; the last three are of JSON.
+# to write a quotation mark; the last three are of JSON. First, the one word that a shell prints.
 QUOTES = {
+    "\nKilled\n": "\nKilled python\n",
     "&amp;": "&",
     **dict.fromkeys(["&#39;", "&#x27;", "&apos;", "&quot;", "&#34;"], "'"),
     "&lt;": "<",
@@ -297,9 +298,10 @@ def _squeeze(log: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    text = f"\n{text}\n"
     for mark, plain in QUOTES.items():
         text = text.replace(mark, plain)
-    return _without_colours(text)
+    return _without_colours(text[1:-1])
 
 
 def _without_colours(text: str) -> str:
@@ -466,7 +468,7 @@ started it; what `torchclinic doctor` prints; and the smallest program that stil
 WIDTH = 88
 
 
-def as_json(log: str, found: list[Match]) -> str:
+def as_json(log: str, found: list[Match], **more: object) -> str:
     """What `explain` says, for programs; entries of `found` that were asked for have no ``line``.
 
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
@@ -474,7 +476,7 @@ def as_json(log: str, found: list[Match]) -> str:
     other = other_program(log)
     near = [] if found or other else [error.id for error in nearest(log)]
     told = {"matches": list(map(_record, found)), "nearest": near, "other_program": other}
-    return json.dumps({"version": 1, **told}, indent=1)
+    return json.dumps({"version": 1, **told, **more}, indent=1)
 
 
 def _record(match: Match) -> dict:
