@@ -39,6 +39,19 @@ METADATA = {
     # What Kaggle itself writes for two T4s: https://github.com/Kaggle/kaggle-cli/issues/821
     "kaggle": {"accelerator": "nvidiaTeslaT4", "isGpuEnabled": True, "isInternetEnabled": True},
 }
+# kernel-metadata.json: https://github.com/Kaggle/kaggle-cli/blob/main/docs/kernels.md
+PUSH = {
+    "language": "python",
+    "kernel_type": "notebook",
+    "is_private": True,
+    "enable_gpu": True,
+    "enable_tpu": False,
+    "enable_internet": True,
+    "machine_shape": "NvidiaTeslaT4",  # two of them
+    "competition_sources": [],
+    "kernel_sources": [],
+    "model_sources": [],
+}
 
 
 def write_notebooks(folder: Path) -> list[Path]:
@@ -59,8 +72,14 @@ def write_notebook(path: Path, folder: Path, user: str | None = None) -> Path:
     target.write_text(nbformat.writes(notebook, ensure_ascii=False) + "\n", encoding="utf-8")
     if user:
         title = f"The Device Ladder {path.stem.replace('_', ' ')}"
-        data = [DATA_SET] if "needs_data=True" in notebook.cells[0].source else []
-        write_metadata(push_metadata(path, title, user, dataset_sources=data), folder)
+        metadata = PUSH | {
+            "id": f"{user}/{title.lower().replace(' ', '-')}",
+            "title": title,
+            "code_file": path.name,
+            "dataset_sources": [DATA_SET] * ("needs_data=True" in notebook.cells[0].source),
+        }
+        text = json.dumps(metadata, indent=2) + "\n"
+        (folder / "kernel-metadata.json").write_text(text, encoding="utf-8")
     return target
 
 
@@ -201,34 +220,6 @@ def public_site() -> str:
     """Where the site is published: ``Documentation`` in ``pyproject.toml``, if it is there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project.get("urls", {}).get("Documentation", "").rstrip("/")
-
-
-# --- for kaggle kernels push --------------------------------------------------------------------
-
-
-def push_metadata(path: Path, title: str, user: str, **more) -> dict:
-    """``kernel-metadata.json``: https://github.com/Kaggle/kaggle-cli/blob/main/docs/kernels.md"""
-    return {
-        "id": f"{user}/{title.lower().replace(' ', '-')}",
-        "title": title,
-        "code_file": path.name,
-        "language": "python",
-        "kernel_type": "notebook",
-        "is_private": True,
-        "enable_gpu": True,
-        "enable_tpu": False,
-        "enable_internet": True,
-        "machine_shape": "NvidiaTeslaT4",  # two of them
-        "dataset_sources": [],
-        "competition_sources": [],
-        "kernel_sources": [],
-        "model_sources": [],
-    } | more
-
-
-def write_metadata(metadata: dict, folder: Path) -> None:
-    text = json.dumps(metadata, indent=2) + "\n"
-    (folder / "kernel-metadata.json").write_text(text, encoding="utf-8")
 
 
 def main() -> None:
