@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import run
 from results import Result, median_range, table
@@ -40,22 +38,6 @@ def test_the_page_says_that_a_goal_is_met_only_where_all_runs_agree():
             assert shown.endswith(f"| {word} |")
     explains = row(Result("x", 0.5, 0.4, 0.6, 3, None))  # and has no goal to meet
     assert explains == "| x |  | 0.50 | 0.40 to 0.60 (single runs) | 3 |  |  |"
-
-
-def test_only_a_full_run_is_stored(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(run, "TABLES", tmp_path / "tables")
-    module = SimpleNamespace(
-        measure=lambda full: [Result("x", 2 if full else 3, 1, 3, 5, 2.5, at_most=True)],
-    )
-    monkeypatch.setitem(sys.modules, "launching", module)
-    run.main(["launching"], full=True)
-    stored = run.RESULTS.read_text()
-    assert "| 2.0 |" in (run.TABLES / "launching.md").read_text()
-    run.main(["launching"], full=False)
-    assert run.RESULTS.read_text() == stored
-    said = capsys.readouterr().out
-    assert "x: 3.00 (1.00 to 3.00, n=5), goal <= 2.5, met: cannot tell, stored 2.00" in said
 
 
 def test_the_stored_results_name_their_machine_and_have_a_spread():

@@ -17,17 +17,13 @@ IMPORTS = (
 
 
 @pytest.fixture(scope="module")
-def kernels():
-    """Two live kernels, each with its client, in which `launch` was imported."""
-    started = [start_new_kernel(kernel_name="python3") for _ in range(2)]
-    for _, client in started:
-        client.execute(IMPORTS)
-    for _, client in started:
-        client.get_shell_msg(timeout=HANG)
-    yield started
-    for manager, client in started:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+def kernel():
+    """A live kernel and its client; `launch` was imported in it."""
+    manager, client = start_new_kernel(kernel_name="python3")
+    run_cell(client, IMPORTS)
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
 
 
 def run_cell(client, source, on_print=lambda text: None):
@@ -44,8 +40,8 @@ def run_cell(client, source, on_print=lambda text: None):
     return "".join(printed), f"{reply['ename']}: {reply['evalue']}" if "ename" in reply else None
 
 
-def test_functions_of_a_cell_run_after_a_large_product_and_an_error_names_cell_and_line(kernels):
-    _, client = kernels[0]
+def test_functions_of_a_cell_run_after_a_large_product_and_an_error_names_cell_and_line(kernel):
+    _, client = kernel
     run_cell(client, "_ = torch.randn(1500, 1500) @ torch.randn(1500, 1500)")
     work = "def work():\n    print('from', helper())\n    return 1 / helper()\nprint(len(In) - 1)"
     number, _ = run_cell(client, f"def helper():\n    return dist.get_rank()\n\n{work}")
@@ -56,8 +52,8 @@ def test_functions_of_a_cell_run_after_a_large_product_and_an_error_names_cell_a
     assert f'File "Cell In[{int(number)}]", line 6, in work\n    return 1 / helper()' in error
 
 
-def test_an_interrupt_of_a_running_cell_ends_its_ranks_and_nothing_else(kernels):
-    (manager, client), _ = kernels
+def test_an_interrupt_of_a_running_cell_ends_its_ranks_and_nothing_else(kernel):
+    manager, client = kernel
 
     def interrupt(rank):
         assert alive(int(rank))
@@ -68,14 +64,6 @@ def test_an_interrupt_of_a_running_cell_ends_its_ranks_and_nothing_else(kernels)
     assert error.startswith("KeyboardInterrupt")
     wait_until(lambda: not alive(int(rank)), HANG)
     assert run_cell(client, "print(launch(dist.get_rank))") == ("[0, 1]\n", None)
-
-
-def test_two_kernels_launch_at_once(kernels):
-    for _, client in kernels:
-        client.execute("results = [launch(dist.get_rank) for _ in range(5)]")
-    for _, client in kernels:
-        client.get_shell_msg(timeout=HANG)
-        assert run_cell(client, "print(results)") == (f"{[[0, 1]] * 5}\n", None)
 
 
 def test_an_ipython_before_8_names_a_cell_by_its_file(monkeypatch):
