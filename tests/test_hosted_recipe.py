@@ -50,17 +50,6 @@ def test_cells_pasted_into_an_empty_notebook_train_in_two_processes(tmp_path, mo
     assert "asked meanwhile\r\n" in printed[4].partition("epoch 2")[0]
 
 
-def test_what_the_page_says_of_dataparallel_is_what_its_chapter_calculates():
-    text, chapter = (
-        (ROOT / "notebooks" / f"{name}.ipynb").read_text()
-        for name in ("both_gpus", "08_rung_3_data_parallel")
-    )
-    names = "float32", "fp16", "summing, GPU 0", "after forward, GPU 1"
-    numbers = [re.search(rf'"{name}  .* ([\d.]+)(?: GB)?(?:\\n)?"', chapter)[1] for name in names]
-    said = r"DataParallel`.* \[([\d.]+) times .* ([\d.]+) times in.* ([\d.]+) GB .* ([\d.]+) GB"
-    assert list(re.search(said, text).groups()) == numbers
-
-
 @pytest.mark.slow
 def test_a_second_session_goes_on_where_the_first_one_stopped(tmp_path):
     (program,) = re.findall(r"```python\n(import os\n.*?)```", PAGE.read_text(), re.S)
