@@ -10,8 +10,9 @@ const finding = (rules) => {
   /** The log without prefixes, colours and white space, in ASCII, with one kind of quotes; where
    *  its lines start, and where it ends; and which four letters follow each other in it. */
   function squeeze(log) {
+    log = `\n${log}\n`;
     for (const [mark, plain] of Object.entries(rules.quotes)) log = log.replaceAll(mark, plain);
-    log = log.replace(COLOUR, "");
+    log = log.slice(1, -1).replace(COLOUR, "");
     const letters = new Uint8Array(log.length), starts = [0], fours = new Uint8Array(1 << 20);
     let [count, four] = [0, 0];
     for (let at = 0; at <= log.length; at++) {
