@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_rungs import few_images
+from test_rungs import ONLY_RANK, few_images, run_here
 
 from torchladder import data
 
@@ -19,8 +19,8 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 pytestmark = pytest.mark.slow
 
 
-def run(*options, images=data.BUNDLED, start=TORCHRUN):
-    command = [sys.executable, *start, PROGRAM, "--data", images, "--epochs", "1", *options]
+def run(*options, images=data.BUNDLED):
+    command = [sys.executable, *TORCHRUN, PROGRAM, "--data", images, "--epochs", "1", *options]
     quiet = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "9", "CUDA_VISIBLE_DEVICES": ""}
     env, limit = os.environ | quiet, 300
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=env)
@@ -62,10 +62,13 @@ def test_with_the_gradient_scaler_or_compiled_it_trains_too(options, tmp_path):
     assert re.search(r"\nepoch 1: loss 2\.\d+, test", done.stdout)
 
 
-def test_bad_input_gets_a_sentence(tmp_path):
-    for option, value, start, sentence in (
-        ("--warm-up", "0", [], "Numbers must be above 0 (of --workers: not below).\n"),
-        ("--trace", "no/such", [], "Cannot write "),
-        ("--batch-size", "9000", TORCHRUN, f"{data.BUNDLED}: fewer images than one step takes.\n"),
+def test_bad_input_gets_a_sentence(monkeypatch):
+    for name, value in ONLY_RANK.items():
+        monkeypatch.setenv(name, value)
+    for option, value, sentence in (
+        ("--warm-up", 0, "Numbers must be above 0 (of --workers: not below).\n"),
+        ("--trace", "no/such", "Cannot write "),
+        ("--batch-size", 13_000, f"{data.BUNDLED}: fewer images than one step takes.\n"),
     ):
-        assert sentence in run("--workers", "0", option, value, start=start).stderr
+        done = run_here(PROGRAM.name, "--data", data.BUNDLED, "--workers", 0, option, value)
+        assert sentence in done.stderr
