@@ -1,13 +1,11 @@
 """Clocks wait for the device, warm-up is not counted, shares add up."""
 
-import importlib.util
-import subprocess
-import sys
 from time import perf_counter
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import ran
 
 from torchladder import measuring
 from torchladder.launching import launch
@@ -79,8 +77,7 @@ def test_memory_is_asked_of_the_right_device(monkeypatch):
 def test_the_cpus_peak_is_that_of_the_process_and_not_of_its_parent(monkeypatch, tmp_path):
     program = "from torchladder.measuring import CPU, peak_memory; print(peak_memory(CPU))"
     held = torch.ones(1_000_000_000 // 4)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert int(done.stdout) < held.nbytes < peak_memory(CPU)
+    assert int(ran("python", "-c", program)) < held.nbytes < peak_memory(CPU)
     del held
     assert peak_memory(CPU) > 1e9
     monkeypatch.setattr(measuring, "Path", lambda path: tmp_path / "not there")
@@ -100,12 +97,3 @@ def test_ranks_agree_on_the_time_of_the_slowest():
     assert calls == 4, "one run is not counted"
     assert len(first["count"].seconds) == 3
     assert min(first["wait"].seconds) >= 0.05
-
-
-def test_what_windows_lacks_is_not_needed_to_import_it(monkeypatch):
-    spec = importlib.util.spec_from_file_location("measuring_on_windows", measuring.__file__)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    monkeypatch.setitem(sys.modules, "resource", None)
-    spec.loader.exec_module(module)
-    assert len(module.measure(int).seconds) == 5

@@ -7,17 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from pathlib import Path
 
 import pytest
 import torch
 import two_hosts
 import two_hosts_record
+from helpers import ROOT, alive, wait_until
 from test_rungs import accuracy_printed, few_images, run_here
 from two_hosts import torchrun
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = two_hosts_record.SCENARIOS
 OTHER_RANKS = ("fsdp_back_with_two", "fsdp_alone")
 HERE = pytest.mark.skipif(
@@ -67,56 +65,6 @@ def test_rung_4_trains_across_two_hosts_as_well_as_in_one_process(tmp_path):
     assert accuracy == pytest.approx(float(accuracy_printed(one)), abs=8)
 
 
-@HERE
-@pytest.mark.slow
-def test_hosts_have_names_and_addresses_and_no_other_network():
-    look = "import socket; print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))"
-    out = "import socket; socket.create_connection(('192.0.2.1', 9), 2)"
-    with two_hosts.two_hosts() as hosts:
-        for host in hosts:
-            assert printed(host, [sys.executable, "-c", look]) == f"{host.name} {host.address}\n"
-        refused = hosts[0].start([sys.executable, "-c", out])
-        with pytest.raises(TimeoutError, match=r"no line with 'these'(.|\n)*is unreachable"):
-            refused.until("these", 30)
-        assert refused.wait(30) == 1
-
-
-SEND = """
-    import socket, sys, time
-    count = int(sys.argv[1])
-    if len(sys.argv) == 2:
-        with socket.create_server(("", 5000)) as server:
-            print("ready", flush=True)
-            connection, _ = server.accept()
-            while count > 0:
-                count -= len(connection.recv(1 << 20))
-            connection.sendall(b"!")
-    else:
-        with socket.create_connection((sys.argv[2], 5000)) as connection:
-            start = time.perf_counter()
-            connection.sendall(bytes(count))
-            connection.recv(1)
-            print(time.perf_counter() - start)
-"""
-
-
-@HERE
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "count", "least", "most"),
-    [
-        ({"delay": 0.05}, 1, 0.1, 0.5),  # there and back
-        ({"rate": "80mbit", "delay": 0.05}, 5_000_000, 0.55, 4),
-        ({}, 5_000_000, 0, 0.4),
-    ],
-)
-def test_a_link_is_as_slow_as_asked_for(options, count, least, most):
-    send = [sys.executable, "-c", textwrap.dedent(SEND), count]
-    with two_hosts.two_hosts(**options) as (first, second):
-        second.start(send).until("ready", 30)
-        assert least < float(printed(first, [*send, second.address])) < most
-
-
 MAKER = """
     import os, signal, sys, time
     sys.path.insert(0, "tools")
@@ -145,10 +93,7 @@ def test_nothing_stays_behind_when_the_maker_is_stopped(number):
         assert len(left_behind(maker.pid)) == 2
         two_hosts.remove_left_overs()  # as the next one does first
     assert left_behind(maker.pid) == []
-    end = time.time() + 10
-    while Path(f"/proc/{inside}").exists() and time.time() < end:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{inside}").exists()
+    wait_until(lambda: not alive(inside))
 
 
 def test_the_record_has_all_parts_and_no_path_of_a_machine():
