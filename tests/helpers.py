@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from bs4 import BeautifulSoup
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -35,6 +33,8 @@ def sphinx(folder, **settings):
 
 
 def parsed(page):
+    from bs4 import BeautifulSoup  # which machines with GPUs need not have
+
     return BeautifulSoup(page.read_bytes(), "html.parser")
 
 

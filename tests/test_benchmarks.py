@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import run
+from helpers import ROOT
 from results import Result, median_range, table
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def numbers(result):

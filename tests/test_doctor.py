@@ -14,6 +14,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import ran
 
 from torchclinic import doctor
 from torchclinic.process_group import GROUP
@@ -140,7 +141,7 @@ def test_no_tool_needs_the_books_package():
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
     """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG)
+    ran("python", "-c", program)
 
 
 # --- real ranks ---------------------------------------------------------------------------------
@@ -180,10 +181,7 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, started=2, **enviro
 @pytest.mark.slow
 def test_two_ranks_of_torchrun_get_an_ok():
     command = [*TORCHRUN, "--nproc-per-node=2", *DOCTOR, "--program", __file__]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0, done.stderr
-    assert "ChildFailedError" not in done.stderr
-    lines = done.stdout.splitlines()
+    lines = ran(*command).splitlines()
     assert lines[0].split()[:3] == ["host", "address", "ranks"]
     assert lines[0].endswith("program")
     assert re.fullmatch(r"OK: 2 ranks on 1 host agree; all-reduce [\d.]+ [kMG]B/s", lines[-1])

@@ -1,11 +1,10 @@
 """What only a GPU shows, of more than one module; the rest stands beside each module's tests."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from helpers import ran
 from torch import nn
 
 from torchclinic.checkpoints import inspect_checkpoint, load_into
@@ -92,11 +91,8 @@ logits = net(torch.ones(1, 1, 28, 28))
 torch.testing.assert_close(logits, torch.load("logits.pt"), rtol=1e-3, atol=1e-3)
 """
     options = {"cwd": tmp_path, "env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, **options
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Attempting to deserialize object on a CUDA device but ")
+    printed = ran("python", "-c", program, **options)
+    assert printed.startswith("Attempting to deserialize object on a CUDA device but ")
     load_into(net, tmp_path / "gpu.pt")
     assert next(net.parameters()).is_cuda
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from helpers import ROOT
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "book" / "hosted.md"
 EARLIER = """
 import torch

@@ -5,14 +5,13 @@ These rules protect readers. What else makes a chapter good is in CONTRIBUTING.m
 
 import ast
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
+from helpers import ROOT
 
 from torchclinic import errors
 
-ROOT = Path(__file__).parent.parent
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
 KNOWN = {"nbval-ignore-output", "raises-exception", "hide-output", "hide-cell", "hide-input"}

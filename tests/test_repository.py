@@ -12,17 +12,16 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
+from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import torchclinic
 import torchladder
 
-ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FLOOR = PROJECT["requires-python"].removeprefix(">=")
@@ -113,13 +112,6 @@ def test_a_part_that_fails_keeps_no_other_from_running_and_is_named_at_the_end(t
         assert "make quick" in done.stdout
         assert done.stdout.splitlines()[-1].startswith(last)
         assert bool(done.returncode) == last.startswith("Failed")
-
-
-def test_of_the_tests_that_run_with_this_one_those_that_build_the_site_are_slow(request):
-    """So `make quick` leaves them out."""
-    for item in request.session.items:
-        if "site" in getattr(item, "fixturenames", ()):
-            assert item.get_closest_marker("slow"), item.nodeid
 
 
 # --- versions -----------------------------------------------------------------------------------

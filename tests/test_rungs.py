@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import ROOT
 
 from torchladder import data, models
 
-ROOT = Path(__file__).resolve().parent.parent
 ELASTIC = ROOT / "rungs" / "4_ddp_elastic.py"  # across two hosts: tools/test_two_hosts.py
 FSDP_ELASTIC = ROOT / "rungs" / "5_fsdp_elastic.py"  # with several ranks: test_fsdp_elastic.py
 FAST = ROOT / "rungs" / "4_ddp_fast.py"  # with two processes: test_fast_ddp.py

@@ -4,11 +4,10 @@ In a notebook it names the cell: a cell of the clinic, errors_workers, shows it.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from helpers import ran
 
 pytestmark = pytest.mark.slow
 needs_a_cuda_build = pytest.mark.skipif(
@@ -53,12 +52,8 @@ def run(tmp_path):
 
     def run(program, **environment):
         (tmp_path / "train.py").write_text(BEGIN + program)
-        done = subprocess.run(
-            [sys.executable, "train.py"], cwd=tmp_path, env=os.environ | environment,
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        env = os.environ | environment
+        return ran("python", "train.py", cwd=tmp_path, env=env).splitlines()
 
     return run
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 THEMES = ("light", "dark")
 DESKTOP, PHONE = 1280, 390
 KINDS = (

@@ -3,16 +3,15 @@
 import io
 import re
 import shlex
-from pathlib import Path
 
 import pypdf
 import pytest
+from helpers import ROOT
 from test_browser import THEME, THEMES
 
 from torchclinic import cli, errors
 from torchladder.launching import launch
 
-ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/cheat_sheet.html"
 PAGE = (ROOT / "book" / "cheat_sheet.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))

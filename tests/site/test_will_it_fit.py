@@ -11,11 +11,11 @@ from urllib.parse import parse_qsl
 
 import pytest
 from bs4 import BeautifulSoup
+from helpers import ROOT
 from test_browser import PHONE
 
 from torchclinic import will_it_fit
 
-ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/will_it_fit.html"
 PAGE = (ROOT / "book" / "will_it_fit.md").read_text(encoding="utf-8")
 PUBLISHED = json.loads(Path(__file__).with_name("estimates.json").read_text())

@@ -21,8 +21,8 @@ import nbformat
 import pytest
 import torch
 from bs4 import BeautifulSoup
+from helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = [path.stem for path in hosted_notebooks.NOTEBOOKS]
 SITE_PACKAGES = str(Path(torch.__file__).parent.parent)
 plain = hosted_notebooks.plain_markdown

@@ -7,10 +7,10 @@ import hosted_session
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 
 from torchladder import data
 
-ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {
     "Kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": "of its base image"},
     "Colab": {"COLAB_RELEASE_TAG": "release-colab"},

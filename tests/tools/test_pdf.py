@@ -1,12 +1,8 @@
 """The PDF of the whole book: what a reader finds in it."""
 
-from pathlib import Path
-
 import pdf
 import pytest
 from pypdf import PdfReader
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def titles(outline):
