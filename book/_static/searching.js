@@ -19,6 +19,7 @@ const searching = (pages, language) => {
     fsdp: ["fully-shard"],
     multiple: ["several", "all", "two", "both"],
     oom: ["out of memory"],
+    percent: ["%"],
     two: ["both"],
     warmup: ["learning-rate warm-up", "choose the learning rate"],
   };
