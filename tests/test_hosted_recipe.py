@@ -3,14 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, ran
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
@@ -65,15 +64,11 @@ def test_a_second_session_goes_on_where_the_first_one_stopped(tmp_path):
     for working in (whole, second):
         working.mkdir()
         (tmp_path / "train.py").write_text(program.replace("/kaggle/working", str(working)))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        done = subprocess.run(
-            [*torchrun, "--nproc-per-node=2", "train.py"], cwd=tmp_path, capture_output=True,
-            text=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        torchrun = ["python", "-m", "torch.distributed.run", "--standalone"]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        lines = ran(*torchrun, "--nproc-per-node=2", "train.py", cwd=tmp_path, env=env).splitlines()
         # Before PyTorch 2.12, gloo's announcements come first.
-        goes_on = next(line for line in done.stdout.splitlines() if line.startswith("epoch "))
-        begins.append(goes_on)
+        begins.append(next(line for line in lines if line.startswith("epoch ")))
         if working == whole:  # as if it had ended after two epochs; its output is the next's input
             assert sorted(os.listdir(whole)) == ["epoch_0002.pt", "epoch_0003.pt"]
             shutil.move(whole / "epoch_0002.pt", tmp_path / "input")
