@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import run
-from helpers import ROOT
 from results import Result, median_range, table
+from running import ROOT
 
 
 def numbers(result):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ran
+from running import ran
 from torch import nn
 
 from torchclinic import cli

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, ran
+from running import ROOT, ran
 from test_rungs import few_images
 
 from torchladder import data, models

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ran
+from running import ran
 
 from torchclinic import doctor
 from torchclinic.process_group import GROUP

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from helpers import ran
+from running import ran
 from torch import nn
 
 from torchclinic.checkpoints import inspect_checkpoint, load_into

@@ -9,10 +9,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
-from helpers import ROOT, ran
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
+from running import ROOT, ran
 
 PAGE = ROOT / "book" / "hosted.md"
 EARLIER = """

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import alive, ran, wait_until
+from running import alive, ran, wait_until
 
 from torchclinic.process_group import join_group
 from torchladder import launching

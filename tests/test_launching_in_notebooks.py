@@ -4,8 +4,8 @@ import linecache
 from types import SimpleNamespace
 
 import pytest
-from helpers import alive, wait_until
 from jupyter_client.manager import start_new_kernel
+from running import alive, wait_until
 
 from torchclinic.frames import cell_sources
 

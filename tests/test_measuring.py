@@ -5,7 +5,7 @@ from time import perf_counter
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ran
+from running import ran
 
 from torchladder import measuring
 from torchladder.launching import launch

@@ -8,7 +8,7 @@ import re
 
 import nbformat
 import pytest
-from helpers import ROOT
+from running import ROOT
 
 from torchclinic import errors
 

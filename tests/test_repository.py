@@ -15,9 +15,9 @@ import tomllib
 
 import pytest
 import yaml
-from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from running import ROOT
 
 import torchclinic
 import torchladder

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT
+from running import ROOT
 
 from torchladder import data, models
 

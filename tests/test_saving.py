@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import full_disk
+from running import full_disk
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

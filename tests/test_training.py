@@ -1,6 +1,5 @@
 """The loop does what it says: averages by image, repeats exactly, leaves modes as they were."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F

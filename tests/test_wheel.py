@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 
 import pytest
-from helpers import ROOT, ran
+from running import ROOT, ran
 
 import torchladder
 

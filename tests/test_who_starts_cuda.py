@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from helpers import ran
+from running import ran
 
 pytestmark = pytest.mark.slow
 needs_a_cuda_build = pytest.mark.skipif(

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from checkpoint_files import Counting, Tied, ema_beside, net, plain, same, saved, written
-from helpers import full_disk
+from running import full_disk
 from safetensors import safe_open
 from safetensors.torch import load_model, save_file
 from torch import nn

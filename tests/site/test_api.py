@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from helpers import ROOT, ran
+from running import ROOT, ran
 
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "book/api").glob("*.md"))
 MODULES = re.findall(r"automodule:: (\S+)", SOURCES)

@@ -6,7 +6,7 @@ import shlex
 
 import pypdf
 import pytest
-from helpers import ROOT
+from running import ROOT
 from test_browser import THEME, THEMES
 
 from torchclinic import cli, errors

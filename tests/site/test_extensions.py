@@ -8,8 +8,8 @@ import chapter_buttons
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from helpers import ROOT, parsed, sphinx
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from running import ROOT, parsed, sphinx
 
 from torchladder.showing import Svg
 

@@ -4,7 +4,7 @@ from urllib.parse import urljoin
 
 import pytest
 import yaml
-from helpers import ROOT, parsed, sphinx
+from running import ROOT, parsed, sphinx
 
 SETTINGS = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
 SITE = "https://someone.example/book/"

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from helpers import ROOT
+from running import ROOT
 
 pytestmark = pytest.mark.slow
 

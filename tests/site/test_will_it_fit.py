@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 from bs4 import BeautifulSoup
-from helpers import ROOT
+from running import ROOT
 from test_browser import PHONE
 
 from torchclinic import will_it_fit

@@ -21,7 +21,7 @@ import nbformat
 import pytest
 import torch
 from bs4 import BeautifulSoup
-from helpers import ROOT
+from running import ROOT
 
 NAMES = [path.stem for path in hosted_notebooks.NOTEBOOKS]
 SITE_PACKAGES = str(Path(torch.__file__).parent.parent)

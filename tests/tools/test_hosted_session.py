@@ -7,7 +7,7 @@ import hosted_session
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from running import ROOT
 
 from torchladder import data
 

@@ -9,7 +9,7 @@ import tarfile
 import machine_facts
 import nbformat
 import pytest
-from helpers import ROOT, parsed, sphinx
+from running import ROOT, parsed, sphinx
 
 CHAPTERS = {
     "01_fine": ["import os, socket\nprint(os.getcwd(), f'{socket.gethostname()}:29500')"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 import two_hosts
 import two_hosts_record
-from helpers import ROOT, alive, wait_until
+from running import ROOT, alive, wait_until
 from test_rungs import accuracy_printed, few_images, run_here
 from two_hosts import torchrun
 

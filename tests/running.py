@@ -1,4 +1,4 @@
-"""What tests of several files need."""
+"""Run a command, build a small site, wait for a process: what tests of several files do."""
 
 import contextlib
 import os
