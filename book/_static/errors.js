@@ -13,13 +13,6 @@
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
   const { find, nearest, otherProgram, shown } = finding(errorRules);
-  const one = (selector, around = document) => around.querySelector(selector);
-  const all = (selector, around = document) => [...around.querySelectorAll(selector)];
-
-  function phrase(name, gaps = {}) {
-    const text = one(`[data-phrase="${name}"]`).textContent;
-    return text.replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
-  }
 
   // --- the list: each entry by its id ---
 

@@ -3,7 +3,6 @@
 // flight_recorder.toml; what they mean is said there. A test compares both on the same dumps.
 const flightRecorder = (shared) => {
   const RANK = new RegExp(shared.rank), NOT_YOURS = new RegExp(shared.not_yours);
-  const filled = (text, gaps) => text.replace(/\{(\w+)\}/g, (_, name) => gaps[name]);
   const fail = (word, gaps) => { throw new Error(filled(shared.input[word], gaps)); };
 
   // --- reading ---

@@ -49,9 +49,7 @@
 
   // --- showing ---
 
-  function phrase(name, gaps = {}) {
-    return searchIndex.words[name].replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
-  }
+  const phrase = (name, gaps = {}) => filled(searchIndex.words[name], gaps);
 
   const pieces = (parts) => parts.map(([text, found]) => (found ? make("mark", "", text) : text));
 

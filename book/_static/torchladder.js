@@ -5,6 +5,11 @@ function make(tag, kind, ...parts) {
   return element;
 }
 
+const one = (selector, around = document) => around.querySelector(selector);
+const all = (selector, around = document) => [...around.querySelectorAll(selector)];
+const filled = (text, gaps) => text.replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
+const phrase = (name, gaps = {}) => filled(one(`[data-phrase="${name}"]`).textContent, gaps); // in the page
+
 // Escape and a click outside close what a button under a title has opened.
 function closePanels(event) {
   for (const panel of document.querySelectorAll(".chapter-buttons details[open]")) {

@@ -6,19 +6,12 @@
   const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
   const COUNTED = ["kind", "layers", "hidden", "vocabulary"]; // a change counts parameters anew
   const MOST_GPUS = 4096;
-  const all = (selector, around = document) => [...around.querySelectorAll(selector)];
-  const one = (selector) => document.querySelector(selector);
 
   function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
     const element = document.createElementNS(`http://www.w3.org/${kind}`, tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
     element.textContent = words;
     return element;
-  }
-
-  function phrase(name, gaps = {}) {
-    const text = one(`[data-phrase="${name}"]`).textContent;
-    return text.replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
   }
 
   // --- numbers, as people write them: 25.6M, 7 B, 1,024, 1e9 ---
