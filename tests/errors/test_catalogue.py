@@ -54,6 +54,7 @@ def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
             sentence = " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", text).split())
             assert len(sentence) <= 110, (entry.id, sentence)
             assert sentence.endswith((".", ":")), (entry.id, sentence)
+            assert "](#" not in text, (entry.id, "on another page, such a link leads nowhere")
         # A heading is one line, and holds the words of PyTorch in backticks.
         assert "\n" not in entry.message, entry.id
         assert len(entry.message) <= 170, entry.id
