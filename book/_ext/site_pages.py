@@ -150,7 +150,8 @@ def define_terms(app, page, template, context, doctree):
         context["body"] = re.sub(
             r'(href="[^"]*\bglossary\.html#([\w-]+)")(?=>)',
             lambda link: f'{link[1]} title="{escape(definitions(app.env).get(link[2], ""))}"',
-            context["body"],
+            # In docutils' list of references each has a role that a list may not hold.
+            context["body"].replace('role="doc-biblioentry"', 'role="listitem"'),
         )
 
 

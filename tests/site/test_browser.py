@@ -16,6 +16,7 @@ KINDS = (
     "book/cheat_sheet.html",
     "book/api/training.html",
     "book/glossary.html",
+    "book/references.html",
     "book/where_this_was_run.html",
     "search.html",
 )
