@@ -111,7 +111,7 @@ def test_the_sheet_prints_on_one_legible_page(opened, theme):
             sizes.add(round(size * abs(line[3] * page[3]), 1))
 
     text = " ".join(sheet.extract_text(visitor_text=visit).split())
-    for word in ("Cheat sheet", *SECTIONS, "5_fsdp.py", "leave in it what is done with the result"):
+    for word in ("Cheat sheet", *SECTIONS, "5_fsdp.py", "leave only the printing in the"):
         assert word in text
     assert "Skip to main content" not in text
     assert min(sizes) >= 7  # points
