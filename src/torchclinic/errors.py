@@ -184,7 +184,7 @@ def catalogue() -> dict[str, Error]:
 
 
 def page(name: str) -> dict:
-    """A file of the catalogue: ``pages``, or one of the `parts` that it names."""
+    """A file of the catalogue: ``pages``, one of the `parts` that it names, ``flight_recorder``."""
     text = (CATALOGUE / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
