@@ -118,8 +118,9 @@ const finding = (rules) => {
   /** The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or "". */
   function otherProgram(log) {
     const names = (words) => words.some((word) => log.includes(word));
-    if (names(rules.own)) return "";
-    return Object.keys(rules.others).find((name) => names(rules.others[name])) ?? "";
+    const other = Object.keys(rules.others).find((name) => names(rules.others[name])) ?? "";
+    if (other) log = log.replaceAll(new RegExp(rules.environment, "g"), "");
+    return names(rules.own) ? "" : other;
   }
 
   /** The letters that matched, by the number of the line in which they are. */

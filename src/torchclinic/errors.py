@@ -83,6 +83,8 @@ WORD = re.compile(r"\b[A-Za-z_]{4,40}\b(?!\.\w)", re.ASCII)
 # alone. A log with one of the former and none of the latter gets no cause.
 OTHERS = {
     "TensorFlow or Keras": ["tensorflow/", "tensorflow\\", "tensorflow.", "keras/", "keras\\"],
+    "CTranslate2": ["ctranslate2", "cuDNN failed with status", "cuBLAS failed with status"],
+    "MXNet or Darknet": ["mxnet", "dmlc::", "darknet: ./src"],
     "JAX": ["jaxlib", "jax/_src", "jax._src", "jax.errors", "XlaRuntimeError", "cuda_dnn.cc:"],
     "llama.cpp": ["ggml", "llama.cpp", "llama_model", "ollama"],
     "scikit-learn": ["sklearn", "joblib"],
@@ -90,9 +92,13 @@ OTHERS = {
     "CuPy or Numba": ["cupy", "numba/", "numba\\", "numba.cuda"],
     "ONNX Runtime": ["onnxruntime"],
     "PaddlePaddle": ["paddle/", "paddle\\", "paddlepaddle"],
+    "TensorFlow or Caffe": ["create cudnn handle", "create cublas handle", "caffe/", "caffe::"],
     "npm or Node": ["npm ERR!", "npm error", "node_modules", "node:internal"],
     "a C or C++ program": ["make: ***", "make[1]: ***", "collect2:", "./a.out", "AddressSanitizer"],
     "Rust or Go": ["panicked at", "goroutine "],
+    "Java": ["java.lang.", ".java:", "org.apache."],
+    "R": ["Execution halted", "loadNamespace(", "/R/library/", "/R/site-library/"],
+    "Julia": ["ERROR: LoadError", ".jl:"],
 }
 OWN = [
     "torch",
@@ -104,6 +110,8 @@ OWN = [
     "requires_grad",
     "nn.Module",
 ]
+# The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
+ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 # Whose a line is: by its prefix (torch, mpirun), in torchrun's summary, as srun says.
 RANK_OF_LINE = re.compile(r"\[rank ?(\d{1,5})\]|\[\d{1,5},(\d{1,5})\]<", re.ASCII)
 RANK_OF_FAILURE = re.compile(r"\brank {1,9}: (\d{1,5}) \(local_rank: \d{1,5}\)", re.ASCII)
@@ -235,10 +243,10 @@ def find(log: str) -> list[Match]:
 
 def other_program(log: str) -> str:
     """The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or ``""``."""
-    if any(word in log for word in OWN):
-        return ""
     named = (name for name, words in OTHERS.items() if any(word in log for word in words))
-    return next(named, "")
+    if other := next(named, ""):
+        log = re.sub(ENVIRONMENT, "", log, flags=re.ASCII)
+    return "" if any(word in log for word in OWN) else other
 
 
 def _first(
@@ -411,6 +419,7 @@ def rules() -> dict:
         "prefix": PREFIX,
         "others": OTHERS,
         "own": OWN,
+        "environment": ENVIRONMENT,
         "telling": TELLING.pattern,
         "word": WORD.pattern,
         "weights": _weights(),
