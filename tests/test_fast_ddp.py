@@ -1,34 +1,21 @@
 """The capstone of the ladder, ``rungs/4_ddp_fast.py``, on two processes."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from test_rungs import ONLY_RANK, few_images, run_here
+from test_rungs import FAST, few_images, run, run_here, run_on_ranks
 
 from torchladder import data
-
-PROGRAM = Path(__file__).resolve().parent.parent / "rungs" / "4_ddp_fast.py"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 pytestmark = pytest.mark.slow
 
 
-def run(*options, images=data.BUNDLED):
-    command = [sys.executable, *TORCHRUN, PROGRAM, "--data", images, "--epochs", "1", *options]
-    quiet = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "9", "CUDA_VISIBLE_DEVICES": ""}
-    env, limit = os.environ | quiet, 300
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=env)
-
-
 def test_it_trains_says_what_it_waits_for_and_traces_both_ranks(tmp_path):
-    options = ["--no-compile", "--workers", "1", "--lr", "0.1", "--report", "40"]
-    done = run(*options, "--bucket-mb", "0.1", "--trace", tmp_path)
+    options = ["--no-compile", "--epochs", 1, "--workers", 1, "--lr", 0.1, "--report", 40]
+    options += ["--data", data.BUNDLED, "--bucket-mb", 0.1, "--trace", tmp_path]
+    done = run(FAST.name, *options)
     assert done.returncode == 0, done.stderr
     times = r"data [\d.]+, forward [\d.]+, backward [\d.]+, update [\d.]+ ms per step"
     assert re.findall(rf"step (\d+): {times}, peak [\d,]+ MiB", done.stdout) == ["40", "80"]
@@ -44,8 +31,8 @@ def test_two_small_batches_per_step_are_one_of_twice_the_size(tmp_path):
     few, states = few_images(tmp_path, 320), []
     for size, parts in ((32, 1), (16, 2)):
         options = ["--batch-size", size, "--accumulate", parts, "--save", tmp_path / "a.pt"]
-        exact = ["--no-compile", "--amp", "no", "--workers", 0, "--warm-up", 2]
-        done = run(*map(str, options + exact), images=few)
+        exact = ["--no-compile", "--amp", "no", "--epochs", 1, "--workers", 0, "--warm-up", 2]
+        done = run_on_ranks(FAST.name, "--data", few, *options, *exact)
         assert done.returncode == 0, done.stderr
         states.append(torch.load(tmp_path / "a.pt"))
     one, two = states
@@ -56,19 +43,17 @@ def test_two_small_batches_per_step_are_one_of_twice_the_size(tmp_path):
     "options", [["--amp", "fp16", "--no-compile"], pytest.param([], marks=pytest.mark.long)]
 )
 def test_with_the_gradient_scaler_or_compiled_it_trains_too(options, tmp_path):
-    options = [*options, "--batch-size", "20", "--workers", "0"]
-    done = run(*options, images=few_images(tmp_path, 400))
+    options = [*options, "--epochs", 1, "--batch-size", 20, "--workers", 0]
+    done = run_on_ranks(FAST.name, "--data", few_images(tmp_path, 400), *options)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\nepoch 1: loss 2\.\d+, test", done.stdout)
 
 
-def test_bad_input_gets_a_sentence(monkeypatch):
-    for name, value in ONLY_RANK.items():
-        monkeypatch.setenv(name, value)
+def test_bad_input_gets_a_sentence():
     for option, value, sentence in (
         ("--warm-up", 0, "Numbers must be above 0 (of --workers: not below).\n"),
         ("--trace", "no/such", "Cannot write "),
         ("--batch-size", 13_000, f"{data.BUNDLED}: fewer images than one step takes.\n"),
     ):
-        done = run_here(PROGRAM.name, "--data", data.BUNDLED, "--workers", 0, option, value)
+        done = run_here(FAST.name, "--data", data.BUNDLED, "--workers", 0, option, value)
         assert sentence in done.stderr

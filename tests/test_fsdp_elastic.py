@@ -6,7 +6,9 @@ from unittest import mock
 
 import pytest
 import torch
-from test_rungs import FSDP_ELASTIC, few_images, run, run_here
+from test_rungs import FSDP_ELASTIC, few_images, run_here, run_on_ranks
+
+from torchladder.launching import LaunchError
 
 STEP = "        images, labels = images.to(device), labels.to(device)\n        loss"
 KILL = "        epoch == 3 and rank == 1 and os.kill(os.getpid(), 9)\n"  # before its first step
@@ -32,7 +34,7 @@ def train(tmp_path):
         options += ["--save", tmp_path / save, "--checkpoint", tmp_path / checkpoint]
         if ranks == 1:
             return run_here(FSDP_ELASTIC.name, *options)
-        return run(FSDP_ELASTIC.name, *options, program=program, nproc=ranks, timeout=600)
+        return run_on_ranks(program, *options, nproc=ranks)
 
     return train
 
@@ -41,8 +43,8 @@ def train(tmp_path):
 def test_after_the_loss_of_a_rank_as_many_end_to_the_bit_as_if_nothing_was_lost(train, tmp_path):
     """With dropout: each rank must get its own random numbers back."""
     assert train("whole", "1", 2, dropout=True).returncode == 0
-    killed = train("never", "2", 2, dropout=True, kill=True)
-    assert killed.returncode != 0
+    with pytest.raises(LaunchError, match="rank 1 of 2 was killed by SIGKILL"):
+        train("never", "2", 2, dropout=True, kill=True)
     assert [folder.name for folder in (tmp_path / "2").iterdir()] == ["2"]
     resumed = train("resumed", "2", 2, dropout=True)
     assert re.findall(r"epoch (\d)", resumed.stdout) == ["3", "4"], resumed.stderr
@@ -52,7 +54,8 @@ def test_after_the_loss_of_a_rank_as_many_end_to_the_bit_as_if_nothing_was_lost(
 @pytest.mark.slow
 def test_fewer_or_more_ranks_go_on_and_end_within_a_ten_thousandth(train, tmp_path):
     assert train("whole", "1", 1).returncode == 0
-    assert train("never", "2", 2, kill=True).returncode != 0
+    with pytest.raises(LaunchError, match="rank 1 of 2 was killed by SIGKILL"):
+        train("never", "2", 2, kill=True)
     for ranks in (1, 3):
         shutil.copytree(tmp_path / "2", tmp_path / f"on_{ranks}")
         resumed = train(f"by_{ranks}", f"on_{ranks}", ranks)

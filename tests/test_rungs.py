@@ -21,6 +21,7 @@ import torch.distributed as dist
 from running import ROOT
 
 from torchladder import data, models
+from torchladder.launching import launch
 
 ELASTIC = ROOT / "rungs" / "4_ddp_elastic.py"  # across two hosts: tools/test_two_hosts.py
 FSDP_ELASTIC = ROOT / "rungs" / "5_fsdp_elastic.py"  # with several ranks: test_fsdp_elastic.py
@@ -41,18 +42,19 @@ ADDED = {
     ("5_fsdp.py", "5_fsdp_elastic.py"): 77,
 }
 BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py", "5_fsdp_elastic.py", "6_hsdp.py")
+RANKED = (*BY_TORCHRUN, FAST.name)
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # In pieces: two ranks may write at once.
 GLOO = r"(\[Gloo\] Rank |\d+ is connected to \d+ peer ranks\. Expected number .* is : \d+)\n?"
 
 
-def run(name, *options, program=None, nproc=2, env=WITHOUT_GPUS, timeout=300):
+def run(name, *options, nproc=2, env=WITHOUT_GPUS):
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    command = [sys.executable, *start * (name in BY_TORCHRUN), program or ROOT / "rungs" / name]
+    command = [sys.executable, *start * (name in RANKED), ROOT / "rungs" / name]
     # One thread: on a machine with other work, two that wait for each other are far slower.
     env = os.environ | {"OMP_NUM_THREADS": "1"} | env
     done = subprocess.run(
-        [*command, *map(str, options)], capture_output=True, text=True, timeout=timeout, env=env
+        [*command, *map(str, options)], capture_output=True, text=True, timeout=600, env=env
     )
     # Until PyTorch 2.12, gloo announces every connection on the standard output.
     done.stdout = re.sub(GLOO, "", done.stdout)
@@ -71,7 +73,7 @@ def run_here(name, *options, env=ONLY_RANK):
     torch.set_num_threads(1)
     with (
         mock.patch.object(sys, "argv", arguments),
-        mock.patch.dict(os.environ, env if name in BY_TORCHRUN else {}),
+        mock.patch.dict(os.environ, env if name in RANKED else {}),
         mock.patch("torch.cuda.is_available", return_value=False),
         mock.patch("torch.cuda.device_count", return_value=0),
         contextlib.redirect_stdout(io.StringIO()) as out,
@@ -87,6 +89,20 @@ def run_here(name, *options, env=ONLY_RANK):
             if dist.is_initialized():
                 dist.destroy_process_group()
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue() + message)
+
+
+def run_on_ranks(program, *options, nproc=2):
+    """As `run`, or a program elsewhere, in processes that have torch; what became of rank 0."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = str(store.port)
+
+    def one_rank():
+        dist.destroy_process_group()  # the program joins its own, in a store of its own
+        os.environ["MASTER_PORT"] = port
+        return run_here(program, *options, env={})
+
+    with mock.patch.dict(os.environ, WITHOUT_GPUS):
+        return launch(one_rank, world_size=nproc, timeout=600, show="none")[0]
 
 
 def needed(name, folder):
@@ -159,7 +175,7 @@ def test_all_programs_save_the_same_keys_and_rungs_that_compute_alike_the_same_n
 def test_ranks_of_rung_5_with_unequal_shares_of_the_test_images_end_and_count_each_once(tmp_path):
     """33 images in batches of 16 are two batches on one rank and would be one on the other."""
     options = ["--data", few_images(tmp_path, 33), "--epochs", 1, "--batch-size", 16]
-    done = run("5_fsdp.py", *options, timeout=120)
+    done = run_on_ranks("5_fsdp.py", *options)
     assert done.returncode == 0, done.stderr
     right = float(accuracy_printed(done)) * 33 / 100
     assert right == pytest.approx(round(right), abs=0.01)
@@ -170,7 +186,7 @@ def test_rung_6_on_a_mesh_of_2_x_2_trains_as_rung_5_on_four_ranks(tmp_path):
     few, states = few_images(tmp_path, 400), []
     for name, options in [("5_fsdp.py", []), ("6_hsdp.py", ["--replicas", 2])]:
         options += ["--data", few, "--epochs", 1, "--batch-size", 8, "--save", tmp_path / "a.pt"]
-        done = run(name, *options, nproc=4)
+        done = run_on_ranks(name, *options, nproc=4)
         assert done.returncode == 0, done.stderr
         states.append(torch.load(tmp_path / "a.pt"))
     for one, other in zip(*(state.items() for state in states), strict=True):
@@ -289,7 +305,7 @@ def test_with_batch_norm_the_accuracy_printed_is_that_of_the_saved_model(tmp_pat
         program.write_text(source)
         options = ["--data", tmp_path / "few.npz", "--epochs", 1, "--save", tmp_path / "a.pt"]
         options += [*needed(name, tmp_path), "--batch-size", 16]
-        done = run(name, *options, program=program)
+        done = run_on_ranks(program, *options)
         assert done.returncode == 0, done.stderr
         names = {}
         exec(source.partition("\nparser = ")[0], names)
