@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from torch.utils.serialization import config
+
 ROOT = Path(__file__).resolve().parent.parent
+NO_CHECKSUMS = config.patch("save.compute_crc32", False)
 
 
 def ran(*command, **options):
@@ -32,10 +35,23 @@ def sphinx(folder, **settings):
     return build.returncode, build.stderr
 
 
+def text_of(output):
+    """What an output of a notebook's cell says."""
+    if output.output_type == "error":
+        return "\n".join([*output.traceback, f"{output.ename}: {output.evalue}"])
+    return output.get("text") or output.data.get("text/plain", "")
+
+
 def parsed(page):
     from bs4 import BeautifulSoup  # which machines with GPUs need not have
 
     return BeautifulSoup(page.read_bytes(), "html.parser")
+
+
+def pretend(monkeypatch, module, **values):
+    """Have functions of `module` return these."""
+    for name, value in values.items():
+        monkeypatch.setattr(module, name, lambda *_, value=value, **__: value)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import ran
+from running import pretend, ran
 from torch import nn
 
 from torchclinic import cli
@@ -138,7 +138,7 @@ def run_into(stdout, words, folder):
 @pytest.mark.slow
 def test_a_reader_who_has_left_ends_the_command_quietly(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
-    for words in ("inspect x.pt", "doctor", "explain -"):
+    for words in ("inspect x.pt", "explain -"):
         reads, writes = os.pipe()
         os.close(reads)
         assert [*run_into(writes, words, tmp_path)] == [(141, "")] * 2, words
@@ -160,10 +160,7 @@ def test_fix_says_that_the_file_is_written_if_its_report_cannot_be(tmp_path):
 def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "モデル.pt")
     ascii_only = {"env": {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}, "text": True}
-    for words, said in {
-        ("inspect", "モデル.pt"): "plain state dict",
-        ("doctor",): "torch ",
-    }.items():
+    for said, *words in [("plain state dict", "inspect", "モデル.pt"), ("torch ", "doctor")]:
         done = subprocess.run([*CLINIC, *words], cwd=tmp_path, capture_output=True, **ascii_only)
         assert done.stderr == ""
         assert said in done.stdout
@@ -171,9 +168,7 @@ def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
 
 @pytest.mark.slow
 def test_importing_needs_nothing_heavy_but_torch():
-    program = (
-        "import sys, torch; sys.modules |= dict.fromkeys(['matplotlib', 'torchvision', 'tqdm'])"
-    )
+    program = "import sys; sys.modules |= dict.fromkeys(['matplotlib', 'torchvision', 'tqdm'])"
     program += "; import torchladder.devices, torchclinic.where, torchclinic.checkpoints"
     ran("python", "-c", program)
 
@@ -182,24 +177,20 @@ def test_importing_needs_nothing_heavy_but_torch():
 
 
 def test_doctor_shows_versions_and_devices_and_fails_if_there_is_a_problem(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "find_problems", lambda: [])
-    status, out, _ = answer(capsys, "doctor")
-    assert status == 0
-    assert f"torch {torch.__version__}" in out
-    assert "\ncpu " in out
-    assert "No problem found." in out
-    monkeypatch.setattr(cli, "find_problems", lambda: ["The GPU is on fire."])
-    status, out, _ = answer(capsys, "doctor")
-    assert status == 1
-    assert "PROBLEM  The GPU is on fire." in out
+    for problems, said in ([], "No problem found."), (["It burns."], "PROBLEM  It burns."):
+        monkeypatch.setattr(cli, "find_problems", lambda found=problems: found)
+        status, out, _ = answer(capsys, "doctor")
+        assert status == len(problems)
+        for part in (f"torch {torch.__version__}", "\ncpu ", said):
+            assert part in out
 
 
 def test_an_unsafe_torch_a_hidden_gpu_and_little_shared_memory_are_problems(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pretend(monkeypatch, torch.cuda, is_available=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    pretend(monkeypatch, torch.backends.cuda, is_built=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64e6))
     problems = "\n".join(cli.find_problems())
     for said in ("CVE-2026-24747", "hides every GPU; unset it", "/dev/shm has 64 MB left"):
@@ -210,11 +201,9 @@ def test_a_gpu_this_torch_is_not_built_for_is_a_problem(monkeypatch):
     def no_kernel(*args, **kwargs):
         raise RuntimeError("CUDA error: no kernel image is available for execution on the device\n")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "Tesla P100-PCIE-16GB")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (6, 0))
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
+    p100 = {"get_device_name": "Tesla P100-PCIE-16GB", "get_device_capability": (6, 0)}
+    pretend(monkeypatch, torch.cuda, is_available=True, device_count=1, **p100)
+    pretend(monkeypatch, torch.cuda, get_arch_list=["sm_75", "sm_80"])
     monkeypatch.setattr(torch, "ones", no_kernel)
     (problem,) = [p for p in cli.find_problems() if "P100" in p]
     assert "sm_60) cannot compute: CUDA error: no kernel image" in problem

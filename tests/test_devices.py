@@ -16,6 +16,7 @@ import torch
 
 # The first optimizer imports it, which sets an environment variable in the middle of a test.
 import torch._dynamo
+from running import pretend
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,17 +36,11 @@ def _fake_tensors_need_no_gpu(monkeypatch):
     monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None, raising=False)
 
 
-def accelerators(monkeypatch, kind, count):
-    for name, value in {"current_accelerator": torch.device(kind), "device_count": count}.items():
-        monkeypatch.setattr(torch.accelerator, name, lambda value=value, **_: value)
-
-
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.mps, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    pretend(monkeypatch, torch.cuda, is_available=False, device_count=0)
+    pretend(monkeypatch, torch.mps, device_count=0)
+    pretend(monkeypatch, torch.backends.mps, is_available=False)
 
 
 @pytest.fixture
@@ -70,18 +65,18 @@ def two_t4s(monkeypatch):
     }
     for name, value in pretended.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    accelerators(monkeypatch, "cuda", 2)
+    pretend(
+        monkeypatch, torch.accelerator, current_accelerator=torch.device("cuda"), device_count=2
+    )
     return current
 
 
 @pytest.fixture
 def mps(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *_: True)
-    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12 * 10**9)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2 * 10**9)
+    memory = {"recommended_max_memory": 12 * 10**9, "driver_allocated_memory": 2 * 10**9}
+    pretend(monkeypatch, torch.mps, device_count=1, **memory)
+    pretend(monkeypatch, torch.cuda, is_available=False)
+    pretend(monkeypatch, torch.backends.mps, is_available=True, is_macos_or_newer=True)
 
 
 # --- choosing -----------------------------------------------------------------------------------
@@ -94,7 +89,8 @@ def test_without_a_gpu_it_is_the_cpu(no_gpu):
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
 def test_a_gpu_of_another_maker_is_a_gpu(monkeypatch, kind):
-    accelerators(monkeypatch, kind, 1)
+    one = {"current_accelerator": torch.device(kind), "device_count": 1}
+    pretend(monkeypatch, torch.accelerator, **one)
     assert [try_gpu(), try_gpu(1)] == [torch.device(kind, 0), CPU]
     assert try_all_gpus() == [torch.device(kind, 0)]
 
@@ -112,8 +108,7 @@ def test_what_is_no_device_is_refused_with_a_reason(no_gpu, monkeypatch):
     assert refused("cuda:1") == f"No GPU for 'cuda:1': {why_no_cuda()}"
     for name in ("mps", "xpu", "hpu", "vulkan", "mtia:1"):
         assert refused(name) == f"No {name!r} on this machine. Use 'cpu'."
-    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    pretend(monkeypatch, torch.xpu, is_available=True, device_count=2)
     assert named_device("xpu:1") == torch.device("xpu:1")
     assert refused("xpu:2") == "No 'xpu:2' on this machine. Use 'cpu'."
     with pytest.raises(ValueError, match=r"^GPUs are counted from 0, so there is no GPU -1\.$"):
@@ -131,8 +126,8 @@ def test_the_reason_for_no_cuda_is_the_build_what_hides_the_gpus_or_the_driver(n
     def no_driver():
         raise RuntimeError("Found no NVIDIA driver.\nMore on it")
 
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    pretend(monkeypatch, torch.cuda, init=None)
+    pretend(monkeypatch, torch.backends.cuda, is_built=True)
     for value in ("", " ", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         expected = f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU; unset it and start again."
@@ -141,7 +136,7 @@ def test_the_reason_for_no_cuda_is_the_build_what_hides_the_gpus_or_the_driver(n
     assert why_no_cuda().startswith("torch found no usable GPU; run nvidia-smi")
     monkeypatch.setattr(torch.cuda, "init", no_driver)
     assert why_no_cuda() == "Found no NVIDIA driver."
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    pretend(monkeypatch, torch.backends.cuda, is_built=False)
     assert why_no_cuda().startswith("this build of torch has no CUDA support;")
 
 

@@ -8,7 +8,7 @@ import re
 
 import nbformat
 import pytest
-from running import ROOT
+from running import ROOT, text_of
 
 from torchclinic import errors
 
@@ -25,14 +25,6 @@ def code_cells(name):
 
 def tags(cell):
     return set(cell.metadata.get("tags", []))
-
-
-def text_of(output):
-    if output.output_type == "stream":
-        return output.text
-    if output.output_type == "error":
-        return "\n".join(output.traceback)
-    return str(output.data.get("text/plain", ""))
 
 
 def test_the_clinic_has_a_notebook_for_each_part_of_the_catalogue():

@@ -3,15 +3,14 @@
 import os
 import random
 import re
+import shutil
 import signal
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from running import NO_CHECKSUMS
 from torch import nn
 
 from torchladder import checkpoint
@@ -22,6 +21,7 @@ from torchladder.training import train
 
 long = pytest.mark.long
 BATCH, STEPS = 32, 7  # 210 images: seven steps an epoch, the last of 18 images
+ON_TWO_RANKS = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
 
 
 def small_data(count=21):
@@ -83,9 +83,13 @@ def assert_equal(one, other, name="checkpoint"):
         assert one == other, name
 
 
-def killed(folder, die_after, *, world_size=1, **options):
+def launched(folder, **options):
+    launch(trained, folder, **{"world_size": 1, "show": "none"} | options)
+
+
+def killed(folder, die_after, **options):
     with pytest.raises(LaunchError, match="killed by SIGKILL"):
-        launch(trained, folder, die_after=die_after, world_size=world_size, show="none", **options)
+        launched(folder, die_after=die_after, **options)
 
 
 # --- as if nothing had happened -----------------------------------------------------------------
@@ -103,34 +107,17 @@ def killed(folder, die_after, *, world_size=1, **options):
         ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
         pytest.param([STEPS + 5], {"precision": "fp16-mixed"}, marks=long),
         ([STEPS + 5, 4], {"workers": 1}),
+        ([STEPS + 5], {**ON_TWO_RANKS, "rank_to_die": 1}),
     ],
 )
 def test_a_killed_run_ends_like_one_that_was_not_bit_for_bit(tmp_path, kills, options):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    launch(trained, whole, world_size=1, **options)
+    launched(whole, **options)
     for die_after in kills:
         killed(broken, die_after, **options)
-    launch(trained, broken, world_size=1, show="none", **options)
+    launched(broken, **options)
     assert_equal(end_of(whole), end_of(broken))
     assert end_of(whole)["step"] == 3 * STEPS
-
-
-@pytest.mark.slow
-def test_two_ranks_go_on_bit_for_bit_when_one_was_killed(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    options = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
-    launch(trained, whole, **options)
-    killed(broken, STEPS + 5, rank_to_die=1, **options)
-    launch(trained, broken, **options)
-    assert_equal(end_of(whole), end_of(broken))
-
-
-def test_what_was_seen_before_the_break_is_not_read_again(tmp_path, capsys):
-    trained(tmp_path, epochs=1)
-    files_in(tmp_path)[-1].unlink()
-    assert trained(tmp_path, epochs=1) == [18]  # step 6 was saved; the seventh is left
-    assert end_of(tmp_path)["history"][0]["epoch"] == 1
-    assert capsys.readouterr().err == "resumed from step_00000006.pt in epoch 1, step 6\n"
 
 
 def test_a_finished_run_is_given_back_as_it_was(tmp_path, capsys):
@@ -167,14 +154,11 @@ def linear_net():
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=long), 2])
 def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks, capfd):
     """No dropout, no batch norm, no transforms, 64 bits: only the order of sums differs."""
-    ddp = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
-    here = {"world_size": 1}
-    first, second = (ddp, here) if ranks == 2 else (here, ddp)
-    options = {"net": linear_net}
-    launch(trained, tmp_path / "whole", world_size=1, **options)
-    killed(tmp_path / "moved", STEPS + 5, **first, **options)
+    first, second = (ON_TWO_RANKS, {}) if ranks == 2 else ({}, ON_TWO_RANKS)
+    launched(tmp_path / "whole", net=linear_net)
+    killed(tmp_path / "moved", STEPS + 5, net=linear_net, **first)
     capfd.readouterr()
-    launch(trained, tmp_path / "moved", **second, **options)
+    launched(tmp_path / "moved", net=linear_net, show="rank0", **second)
     whole, moved = end_of(tmp_path / "whole"), end_of(tmp_path / "moved")
     assert whole["step"] == moved["step"] == 3 * STEPS
     assert len(moved["rng"]) == 3 - ranks
@@ -282,36 +266,34 @@ def empty(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoil", [zeroed, truncated, empty])
-def test_a_damaged_newest_file_is_named_left_alone_and_passed_over(tmp_path, capsys, spoil):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder in (whole, broken):
-        trained(folder)
-    newest = files_in(broken)[-1]
-    spoil(newest)
-    spoilt = newest.read_bytes()
-    if spoil is zeroed:
-        torch.load(newest, weights_only=True)  # torch notices nothing
-    with pytest.raises(ValueError, match=r"No checkpoint in .* is whole"):
-        checkpoint.load(newest, {"model": new_net()})
-    assert newest.read_bytes() == spoilt
-    said = capsys.readouterr().err
-    if spoil is zeroed:
-        assert re.search(r"\(the checksum of archive/data/\d+ is not that of its content\)", said)
-    trained(broken)
-    said = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(
-        r"step_00000021.pt is damaged \(.+\) and left as it is: trying the one before", said[0]
-    )
-    assert said[1] == "resumed from step_00000018.pt in epoch 3, step 18"
-    assert_equal(end_of(whole), end_of(broken))
+def test_a_damaged_newest_file_is_named_left_alone_and_passed_over(tmp_path, capsys):
+    trained(tmp_path / "whole")
+    for spoil in (zeroed, truncated, empty):
+        broken = shutil.copytree(tmp_path / "whole", tmp_path / spoil.__name__)
+        newest = files_in(broken)[-1]
+        spoil(newest)
+        spoilt = newest.read_bytes()
+        if spoil is zeroed:
+            torch.load(newest, weights_only=True)  # torch notices nothing
+        with pytest.raises(ValueError, match=r"No checkpoint in .* is whole"):
+            checkpoint.load(newest, {"model": new_net()})
+        assert newest.read_bytes() == spoilt
+        said = capsys.readouterr().err
+        why = r"the checksum of archive/data/\d+ is not that of its content" * (spoil is zeroed)
+        assert re.search(rf"\({why}", said)
+        trained(broken)
+        damaged, resumed = capsys.readouterr().err.splitlines()
+        left = r"and left as it is: trying the one before"
+        assert re.fullmatch(rf"step_00000021.pt is damaged \(.+\) {left}", damaged)
+        assert resumed == "resumed from step_00000018.pt in epoch 3, step 18"
+        assert_equal(end_of(tmp_path / "whole"), end_of(broken))
 
 
 def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):
     parts = {"model": nn.Linear(2, 2)}
     path = checkpoint.save(tmp_path, parts, step=1)
     saved = torch.load(path)
-    with torch.utils.serialization.config.patch("save.compute_crc32", False):
+    with NO_CHECKSUMS:
         torch.save(saved, path)
     assert checkpoint.load(tmp_path, parts)["step"] == 1
     assert "damaged" not in capsys.readouterr().err
@@ -337,37 +319,6 @@ def test_a_flipped_bit_costs_at_most_the_newest_file(tmp_path):
         assert (net.weight == step).all(), f"bit {bit}"
         resumed_from.append(step)
     assert set(resumed_from) == {1, 2}  # some bits mean nothing: those of dates, say
-
-
-# --- torchrun -----------------------------------------------------------------------------------
-
-
-@long
-def test_torchrun_starts_killed_ranks_again_and_they_go_on(tmp_path):
-    script = tmp_path / "killed_once.py"
-    script.write_text(
-        "import os, signal, sys\n"
-        "from torchladder import data, launching, models, training\n"
-        "def die(state):\n"
-        "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-        "    if first and state.rank == 1 and state.step == 9:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "launching.join_group()\n"
-        "options = {'rung': 'ddp', 'epochs': 1, 'batch_size': 500, 'checkpoint_every': 4}\n"
-        "options |= {'checkpoint_dir': sys.argv[1], 'on_step': die}\n"
-        "print(training.train(models.MLP(784), data.load_dataset(), **options))\n"
-    )
-    folder = tmp_path / "checkpoints"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", "--max-restarts=2", str(script), str(folder)]
-    # Else a rank may meet the other's address of before in the store (pytorch#135712).
-    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "resumed from step_00000008.pt in epoch 1, step 8\n" in done.stderr
-    assert done.stdout.count("test accuracy") == 2  # each rank's, of the last attempt alone
-    assert end_of(folder)["step"] == 12
-    assert Path(folder, "best.pt").exists()
 
 
 @pytest.mark.gpu

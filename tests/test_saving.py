@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from running import full_disk
+from running import NO_CHECKSUMS, full_disk
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -121,12 +121,9 @@ def test_two_things_of_one_name_are_refused_before_anything_is_written(tmp_path)
 
 
 def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with NO_CHECKSUMS:
         path = checkpoint.save(tmp_path, linear(), step=1)
         assert torch.serialization.get_crc32_options() is False
-    finally:
-        torch.serialization.set_crc32_options(True)
     assert all(entry.CRC for entry in zipfile.ZipFile(path).infolist())
 
 

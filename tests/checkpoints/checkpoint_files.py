@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from running import NO_CHECKSUMS
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -287,11 +288,8 @@ def folder_with_one_file(folder):
 
 @good()
 def without_checksums(folder):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with NO_CHECKSUMS:
         return saved(folder, state())
-    finally:
-        torch.serialization.set_crc32_options(True)
 
 
 def slice_of_a_large_tensor(folder):

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from checkpoint_files import Counting, Tied, ema_beside, net, plain, same, saved, written
-from running import full_disk
+from running import NO_CHECKSUMS, full_disk
 from safetensors import safe_open
 from safetensors.torch import load_model, save_file
 from torch import nn
@@ -91,14 +91,11 @@ def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path
         assert file.metadata()["format"] == "pt"  # for which transformers asks
 
 
-def test_the_setting_for_checksums_is_put_back(tmp_path):
+def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
     path = plain(tmp_path)
-    torch.serialization.set_crc32_options(False)
-    try:
+    with NO_CHECKSUMS:
         fix_checkpoint(path, tmp_path / "y.pt")
         assert not torch.serialization.get_crc32_options()
-    finally:
-        torch.serialization.set_crc32_options(True)
     assert inspect_checkpoint(tmp_path / "y.pt").checksums.startswith("right")
 
 

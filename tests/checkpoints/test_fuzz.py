@@ -47,21 +47,17 @@ def mutated(data, chance):
     data = bytearray(data)
     for _ in range(chance.choice([1, 1, 2, 5, 20])):
         at, length = chance.randrange(len(data) or 1), chance.choice([1, 1, 2, 8, 64])
-        match chance.randrange(7):
-            case 0:
-                data[at : at + 1] = bytes([data[at] ^ (1 << chance.randrange(8))]) if data else b""
-            case 1:
-                data[at : at + length] = chance.randbytes(length)
-            case 2:
-                del data[at : at + length]
-            case 3:
-                data[at:at] = chance.randbytes(length)
-            case 4:
-                data[at:at] = data[at : at + 64]
-            case 5:
-                data[at : at + 8] = chance.choice([b"\0" * 8, b"\xff" * 8, b"\xff" * 4])
-            case 6 if chance.random() < 0.2:
-                del data[at:]
+        changes = [
+            (at, at + 1, bytes(byte ^ 1 << chance.randrange(8) for byte in data[at : at + 1])),
+            (at, at + length, chance.randbytes(length)),
+            (at, at + length, b""),
+            (at, at, chance.randbytes(length)),
+            (at, at, data[at : at + 64]),
+            (at, at + 8, chance.choice([b"\0" * 8, b"\xff" * 8, b"\xff" * 4])),
+            (at, len(data) if chance.random() < 0.2 else at, b""),
+        ]
+        start, end, new = chance.choice(changes)
+        data[start:end] = new
     return bytes(data)
 
 

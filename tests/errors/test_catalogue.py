@@ -12,16 +12,17 @@ import torch
 from clinic_notebooks import NEEDS, PARTS, clinic_notebook, with_new_tables
 from clinic_notebooks import TORCH as QUOTED_TORCH
 from mdit_py_plugins.anchors.index import slugify
+from running import ROOT, text_of
 
 from torchclinic import errors
 from torchclinic.errors import catalogue, find
 
-ROOT = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
 ENTRIES = list(catalogue().values())
 # C++ that only some builds of PyTorch hold: elsewhere nobody can look up what is quoted from it.
 ONLY_WITH = {
-    r"(c10/cuda|torch/csrc/(cuda|distributed/c10d))/.*": torch.version.cuda is not None,
+    r"(c10/cuda|torch/csrc/(cuda|distributed/c10d))/.*|torch/csrc/Cuda.*": torch.version.cuda
+    is not None,
     r"(aten/src/ATen/native/cuda|torch/include/ATen/cudnn)/.*": torch.version.cuda is not None,
     r"aten/src/ATen/mps/.*": torch.backends.mps.is_built(),
 }
@@ -157,14 +158,6 @@ def test_the_version_that_is_quoted_is_the_one_that_is_tested():
 
 def notebook(part):
     return nbformat.read(ROOT / "notebooks" / f"errors_{part}.ipynb", as_version=4)
-
-
-def text_of(output):
-    if output.output_type == "stream":
-        return output.text
-    if output.output_type == "error":
-        return "\n".join([*output.traceback, f"{output.ename}: {output.evalue}"])
-    return str(output.data.get("text/plain", ""))
 
 
 @pytest.fixture(scope="module")

@@ -91,46 +91,29 @@ def test_the_first_difference_is_named_with_where_every_rank_is():
     same = [entry(number=1), entry("_all_gather_base", 2, 11)]
     tp = entry("broadcast", 1, 30, group=("7", "tp"), record_id=9)
     sent = entry("send 3->0", 0, 40, is_p2p=True, record_id=9)
-    for dumps, says, lines in [
-        (
-            [dump(*same, entry(number=3, line=37))] * 3 + [dump(*same)],
-            "Rank 3 did not make call 3 of group default_pg, all_reduce.",
-            [
-                "ranks 0-2: waiting in all_reduce at train.py:37",
-                "rank 3: after its last collective, _all_gather_base at train.py:11",
-            ],
-        ),
-        (
-            [dump(*same), dump(*same), dump(*same, sent), dump()],
-            "Rank 3 did not make call 1 of group default_pg, all_reduce.",
-            [
-                "ranks 0-2: waiting in all_reduce at train.py:10",
-                "rank 3: before its first collective",
-            ],
-        ),
-        (
-            [dump(*same, tp), *[dump(*same, entry(number=3, line=37))] * 2, dump(*same, sent)],
-            "Ranks 0, 3 did not make call 3 of group default_pg, all_reduce.",
-            [
-                "rank 0: after its last collective, broadcast at train.py:30",
-                "ranks 1-2: waiting in all_reduce at train.py:37",
-                "rank 3: in send 3->0 at train.py:40",
-            ],
-        ),
-        (
-            [dump(entry(shape=(3,)))] * 3 + [dump(entry(shape=(5, 2), line=12))],
-            "Rank 3 made call 1 of group default_pg, all_reduce, with another size or dtype.",
-            [
-                "ranks 0-2: [3] Float in all_reduce at train.py:10",
-                "rank 3: [5, 2] Float in all_reduce at train.py:12",
-            ],
-        ),
-        (
-            [dump(entry("all_to_all", shape=(rank,))) for rank in range(4)],
-            "The dumps show no difference: the same collectives on all ranks, in one order.",
-            ["ranks 0-3: after its last collective, all_to_all at train.py:10"],
-        ),
-    ]:
+    waits, entry_3 = "waiting in all_reduce at train.py", entry(number=3, line=37)
+    for dumps, says, *lines in [
+        ([dump(*same, entry_3)] * 3 + [dump(*same)],
+         "Rank 3 did not make call 3 of group default_pg, all_reduce.",
+         f"ranks 0-2: {waits}:37",
+         "rank 3: after its last collective, _all_gather_base at train.py:11"),
+        ([dump(*same), dump(*same), dump(*same, sent), dump()],
+         "Rank 3 did not make call 1 of group default_pg, all_reduce.",
+         f"ranks 0-2: {waits}:10",
+         "rank 3: before its first collective"),
+        ([dump(*same, tp), *[dump(*same, entry_3)] * 2, dump(*same, sent)],
+         "Ranks 0, 3 did not make call 3 of group default_pg, all_reduce.",
+         "rank 0: after its last collective, broadcast at train.py:30",
+         f"ranks 1-2: {waits}:37",
+         "rank 3: in send 3->0 at train.py:40"),
+        ([dump(entry(shape=(3,)))] * 3 + [dump(entry(shape=(5, 2), line=12))],
+         "Rank 3 made call 1 of group default_pg, all_reduce, with another size or dtype.",
+         "ranks 0-2: [3] Float in all_reduce at train.py:10",
+         "rank 3: [5, 2] Float in all_reduce at train.py:12"),
+        ([dump(entry("all_to_all", shape=(rank,))) for rank in range(4)],
+         "The dumps show no difference: the same collectives on all ranks, in one order.",
+         "ranks 0-3: after its last collective, all_to_all at train.py:10"),
+    ]:  # fmt: skip
         (found, *_), absent = compared(*dumps)
         assert (found["says"], found["lines"], absent) == (says, lines, [])
 

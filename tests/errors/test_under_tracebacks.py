@@ -8,6 +8,7 @@ from unittest import mock
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from running import text_of
 from torch import nn
 
 from torchclinic import cli, errors
@@ -38,14 +39,6 @@ LOADED = [LOAD, CHAINED, GROUP, NOTED, RUN, LAUNCH, LOAD]
 UNRELATED = ["1 / 0", "{}['rank']", "def f(:", "print('well')", "%no_such_magic"]
 
 
-def texts(outputs):
-    """What the outputs of a cell say; of an error, its traceback."""
-    return [
-        "\n".join(out.get("traceback", [])) or out.get("text") or out.data["text/plain"]
-        for out in outputs
-    ]
-
-
 @pytest.mark.slow
 def test_in_a_kernel_each_known_error_is_followed_by_one_line_and_no_other_by_any(tmp_path):
     begin = ["from torch import nn\nfrom torchladder.launching import launch", LOAD]
@@ -54,7 +47,7 @@ def test_in_a_kernel_each_known_error_is_followed_by_one_line_and_no_other_by_an
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))
     where = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(book, allow_errors=True, resources=where).execute()
-    answers = [(cell.source, texts(cell.outputs)) for cell in book.cells]
+    answers = [(cell.source, [*map(text_of, cell.outputs)]) for cell in book.cells]
     outside = [*answers[:3], *answers[-3:-1]]
     assert not any(LINE in text for _, outputs in outside for text in outputs)
     assert "".join(answers[-1][1]).count(LINE) == 1  # the note of the error itself
