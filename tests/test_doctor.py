@@ -131,19 +131,6 @@ def test_without_a_launcher_it_says_how_to_start_it(monkeypatch):
         doctor.run(60)
 
 
-@pytest.mark.slow
-def test_no_tool_needs_the_books_package():
-    program = """if True:
-        import importlib, pkgutil, sys
-        sys.modules["torchladder"] = None  # importing it fails
-        import torchclinic
-        for module in pkgutil.walk_packages(torchclinic.__path__, "torchclinic."):
-            if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
-    """
-    ran("python", "-c", program)
-
-
 # --- real ranks ---------------------------------------------------------------------------------
 
 

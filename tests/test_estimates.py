@@ -12,7 +12,6 @@ from torch import nn
 from torchclinic.will_it_fit import memory_per_gpu, speed_up, transformer
 from torchladder.launching import launch
 
-GPT2_XL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
 KORTHIKANTI = {  # V. Korthikanti et al., 2022, arXiv:2205.05198, table 3
     22e9: {"layers": 48, "hidden": 6144, "heads": 64},
     175e9: {"layers": 96, "hidden": 12288, "heads": 96},
@@ -59,14 +58,6 @@ def test_bytes_that_a_layer_saves():
     for precision, (each, kept) in cases.items():
         assert layer_bytes(175e9, precision=precision) == each * s * h
         assert layer_bytes(175e9, precision=precision, checkpointing=True) == kept * s * h
-
-
-def test_gpt_2_activations_are_more_than_zero_says():
-    # S. Rajbhandari et al., 2020, arXiv:1910.02054, section 3.2: about 60 GB for 32 sequences. It
-    # counts 12 numbers of two bytes for each layer and position, and no table of attention. Counted
-    # one by one there are 34 bytes (Korthikanti et al.), and the logits with their gradient.
-    fused = 32 * transformer(**GPT2_XL, precision="bf16").activation_bytes
-    assert 1.6 < fused / 60e9 < 1.8
 
 
 def test_gpt_2_is_twelve_blocks_embeddings_and_a_norm():
@@ -126,12 +117,8 @@ def test_fsdp_shards_all_but_activations():
 def test_fsdp_gathers_two_blocks_and_the_root():
     options = {"rung": "fsdp", "gpus": 2, "precision": "bf16-mixed"}
     # The whole model, unless blocks are told; two of 400 are more than there are.
-    for root, block, gathered in [
-        (0, None, 1000),
-        (300, None, 1000),
-        (300, 100, 500),
-        (300, 400, 1000),
-    ]:
+    cases = [(0, None, 1000), (300, None, 1000), (300, 100, 500), (300, 400, 1000)]
+    for root, block, gathered in cases:
         memory = memory_per_gpu(1000, root=root, largest_block=block, **options)
         assert memory.communication == gathered * (2 + 4)
 

@@ -89,7 +89,7 @@ def test_the_chapters_fsdp_by_hand_gives_the_gradients_of_ddp_where_ranks_share_
             assert not layer[len(expected) :].any(), "what was added to make the parts equal"
 
 
-def test_accumulation_clipping_precision_and_state_dicts_are_as_the_chapter_says():
+def test_accumulation_precision_and_state_dicts_are_as_the_chapter_says():
     def said():
         net = sharded(build())
         kept = sum(p.to_local().numel() for p in net.parameters())
@@ -101,9 +101,6 @@ def test_accumulation_clipping_precision_and_state_dicts_are_as_the_chapter_says
         loss(net).backward()
         at_once = whole(p.grad for p in net.parameters())
         torch.testing.assert_close(accumulated, at_once, rtol=0, atol=1e-12)
-        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.001).full_tensor()
-        torch.testing.assert_close(norm, at_once.norm())
-        assert whole(p.grad for p in net.parameters()).norm().item() < 0.00101
 
         half = sharded(build().float(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         dtypes = [half[0].weight.dtype]
