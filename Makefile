@@ -87,7 +87,7 @@ pack: venv  ## put what a machine without network needs to be recorded into dist
 	cp $(FASHION)/*.gz dist/offline
 	git rev-parse HEAD > dist/offline/commit
 
-kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, and how to push it, to dist/kaggle
+kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist/kaggle
 	$(BIN)/python tools/hosted_notebooks.py
 
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest

@@ -2,19 +2,16 @@
 
     python tools/hosted_notebooks.py [folder]       # dist/kaggle; `make kaggle` calls this
 
-writes for each notebook of the book ``NAME/NAME.ipynb`` and ``NAME/kernel-metadata.json``, by which
-Kaggle's command line uploads it; the site offers the same notebooks. The same sources give the same
-bytes.
+writes each notebook of the book so that it runs on its own; the site offers the same notebooks.
+The same sources give the same bytes.
 """
 
 from __future__ import annotations
 
 import base64
 import difflib
-import hashlib
 import html
 import io
-import json
 import lzma
 import os
 import re
@@ -28,8 +25,6 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-DATA_SET = "zalando-research/fashionmnist"
-USER = "your-kaggle-name"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
@@ -39,48 +34,15 @@ METADATA = {
     # What Kaggle itself writes for two T4s: https://github.com/Kaggle/kaggle-cli/issues/821
     "kaggle": {"accelerator": "nvidiaTeslaT4", "isGpuEnabled": True, "isInternetEnabled": True},
 }
-# kernel-metadata.json: https://github.com/Kaggle/kaggle-cli/blob/main/docs/kernels.md
-PUSH = {
-    "language": "python",
-    "kernel_type": "notebook",
-    "is_private": True,
-    "enable_gpu": True,
-    "enable_tpu": False,
-    "enable_internet": True,
-    "machine_shape": "NvidiaTeslaT4",  # two of them
-    "competition_sources": [],
-    "kernel_sources": [],
-    "model_sources": [],
-}
 
 
 def write_notebooks(folder: Path) -> list[Path]:
     """Every notebook of the book, as it runs on its own, in `folder`; their paths."""
-    return [write_notebook(path, Path(folder)) for path in NOTEBOOKS]
-
-
-def write_kernels(folder: Path, user: str = USER) -> list[Path]:
-    """The same, each in a folder of its own that ``kaggle kernels push`` takes."""
-    return [write_notebook(path, Path(folder, path.stem), user) for path in NOTEBOOKS]
-
-
-def write_notebook(path: Path, folder: Path, user: str | None = None) -> Path:
-    """The notebook at `path` in `folder`, for a `user` with the metadata to push it."""
-    notebook = hosted_notebook(path)
-    target = folder / path.name
     folder.mkdir(parents=True, exist_ok=True)
-    target.write_text(nbformat.writes(notebook, ensure_ascii=False) + "\n", encoding="utf-8")
-    if user:
-        title = f"The Device Ladder {path.stem.replace('_', ' ')}"
-        metadata = PUSH | {
-            "id": f"{user}/{title.lower().replace(' ', '-')}",
-            "title": title,
-            "code_file": path.name,
-            "dataset_sources": [DATA_SET] * ("needs_data=True" in notebook.cells[0].source),
-        }
-        text = json.dumps(metadata, indent=2) + "\n"
-        (folder / "kernel-metadata.json").write_text(text, encoding="utf-8")
-    return target
+    for path in NOTEBOOKS:
+        text = nbformat.writes(hosted_notebook(path), ensure_ascii=False) + "\n"
+        (folder / path.name).write_text(text, encoding="utf-8")
+    return [folder / path.name for path in NOTEBOOKS]
 
 
 def hosted_notebook(path: Path) -> nbformat.NotebookNode:
@@ -93,19 +55,12 @@ def hosted_notebook(path: Path) -> nbformat.NotebookNode:
         else:
             cell.outputs, cell.execution_count = [], None
     text = "\n".join(cell.source for cell in cells)
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    payload = carried_source()
     needs = {
         "needs_data": bool(re.search(r"data\.load_dataset\(|fashion_mnist_small", text)),
         "two_gpus": bool(re.search(r"\blaunch\(|DataParallel\(", text)),
         "rungs": "rungs/" in text,
     }
-    # A first cell from elsewhere, older or newer, is found here.
-    digest = hashlib.sha256(payload.encode()).hexdigest()[:12]
-    check = f'hosted_session.expect("{digest}")  # the first cell belongs to this notebook'
-    found = "import hosted_session  # not found? Run the first cell first"
-    code[0].source = f"{found}\n\n{check}\n{code[0].source}"
-    first = nbformat.v4.new_code_cell(first_cell(payload, **needs), id="torchladder")
+    first = nbformat.v4.new_code_cell(first_cell(**needs), id="torchladder")
     notebook = nbformat.v4.new_notebook(cells=[first, *cells], metadata=METADATA)
     notebook.nbformat_minor = 5
     return notebook
@@ -136,17 +91,15 @@ def carry(files: dict[str, Path]) -> str:
             member, content = tarfile.TarInfo(name), path.read_bytes()
             member.size = len(content)  # times, owners and modes stay alike everywhere
             archive.addfile(member, io.BytesIO(content))
-    return base64.b64encode(lzma.compress(packed.getvalue(), preset=9)).decode()
+    return base64.b85encode(lzma.compress(packed.getvalue(), preset=9)).decode()
 
 
-def first_cell(payload: str, **session: bool) -> str:
-    """The code that unpacks `payload` and calls `hosted_session.check_session(**session)`."""
+def first_cell(**session: bool) -> str:
+    """The code that unpacks all this and calls `hosted_session.check_session(**session)`."""
     template = (ROOT / "tools" / "hosted_first_cell.py").read_text(encoding="utf-8")
     _, *code, _ = template.splitlines()  # without what is for ruff, and without the empty call
     wanted = "".join(f"{name}=True, " for name, value in session.items() if value)
-    sha256 = hashlib.sha256(payload.encode()).hexdigest()
-    code = "\n".join(code)
-    return f'{code}\nset_up({wanted}sha256="{sha256}", carried="{payload}")'
+    return "\n".join([*code, f'set_up({wanted}carried="{carried_source()}")'])
 
 
 # --- what their Markdown does not know ----------------------------------------------------------
@@ -224,7 +177,7 @@ def public_site() -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist" / "kaggle"
-    written = write_kernels(folder, os.environ.get("KAGGLE_USERNAME") or USER)
+    written = write_notebooks(folder)
     largest = max(path.stat().st_size for path in written)
     print(f"{len(written)} notebooks, the largest {largest / 1e3:.0f} kB, are in {folder}")
 

@@ -1,9 +1,7 @@
 """Is this session fit for the notebook? Its first cell asks, on Kaggle, on Colab or elsewhere.
 
 Such a notebook carries this module beside the packages. `check_session` says what the session has
-and, for each thing that is wrong, what to click; `expect` finds a first cell that belongs to
-another version of the notebook. Nothing but the standard library is imported until it is needed,
-so that this works where the rest does not.
+and, for each thing that is wrong, what to click.
 """
 
 from __future__ import annotations
@@ -12,30 +10,27 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from torchclinic import OLDEST_TORCH, __version__
 
-carried = ""  # the SHA-256 of what the first cell has unpacked
 DATA_SET = "zalando-research/fashionmnist"
 # PyPI's wheels of 2.10 are of CUDA 12.8, as those that Kaggle and Colab come with.
 INSTALL_TORCH = '!pip install "torch==2.10.*" "torchvision==0.25.*"'
-NEEDED = ("numpy", "torch", "torchvision", "matplotlib", "safetensors", "tqdm", "cloudpickle")
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a notebook runs: what is kept there, and the menus' names."""
+    """Where a notebook runs: what is kept there, and the menus' names; by default, elsewhere."""
 
-    name: str
-    keeps: str  # what becomes of files beside the notebook
-    gpu: str  # what to do for one
-    two_gpus: str
-    newest: str  # what to do for newer versions, before anything is installed
-    data: str  # what to do for data if nothing can be downloaded
+    name: str = "a Jupyter of your own"
+    keeps: str = "kept"  # what becomes of files beside the notebook
+    gpu: str = "a machine with an NVIDIA GPU and its driver"  # what to do for one
+    two_gpus: str = "a machine with two, such as Kaggle's"
+    newest: str = ""  # what to do for newer versions, before anything is installed
+    # What to do for data if nothing can be downloaded.
+    data: str = "Go online, or name the files' folder: os.environ['TORCHLADDER_DATA'] = 'a folder'"
 
 
 ON_KAGGLE = Host(
@@ -56,15 +51,6 @@ ON_COLAB = Host(
     data="Colab has internet, so try again in a minute; or upload the files under Files, on the "
     "left, and name their folder: os.environ['TORCHLADDER_DATA'] = '/content'",
 )
-ELSEWHERE = Host(
-    name="a Jupyter of your own",
-    keeps="kept",
-    gpu="a machine with an NVIDIA GPU and its driver",
-    two_gpus="a machine with two, such as Kaggle's",
-    newest="",
-    data="Either go online, or name the folder that holds the files: "
-    "os.environ['TORCHLADDER_DATA'] = 'a folder'",
-)
 
 
 def host() -> Host:
@@ -73,7 +59,7 @@ def host() -> Host:
     # (https://github.com/Kaggle/kagglehub/pull/230).
     if "KAGGLE_KERNEL_RUN_TYPE" in os.environ or Path("/kaggle/working").is_dir():
         return ON_KAGGLE
-    return ON_COLAB if "COLAB_RELEASE_TAG" in os.environ else ELSEWHERE
+    return ON_COLAB if "COLAB_RELEASE_TAG" in os.environ else Host()
 
 
 class SessionError(Exception):
@@ -99,34 +85,27 @@ def check_session(*, needs_data: bool = False, two_gpus: bool = False, rungs: bo
     Raises
     ------
     SessionError
-        If it cannot run: torch is too old, a library is missing, or there are no data.
+        If it cannot run: torch is too old, or there are no data.
         What it can do without, such as a GPU, is a printed line.
     """
-    here = host()
-    check_libraries(here)
     import torch
 
-    names = gpu_names()
-    print(f"torchladder {__version__} ({carried[:12] or 'installed'}) on {here.name}")
+    here, names = host(), gpu_names()
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        raise SessionError(
+            f"torch {torch.__version__} is too old: 2.10 or later is needed. {here.newest}"
+            f"Or, with internet, run {INSTALL_TORCH} and restart the session."
+        )
+    print(f"torchladder {__version__} on {here.name}")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} CPUs")
     print("GPUs:", ", ".join(names) if names else "none")
     print(f"files: in {Path.cwd()}, {here.keeps}")
-    for line in worth_knowing(here, names, two_gpus):
-        print("NOTE:", line)
+    if note := worth_knowing(here, names, two_gpus):
+        print("NOTE:", note)
     data = find_fashion_mnist(here) if needs_data else None
     if rungs:
         lay_rungs(data)
     print("Ready: run the cells below.")
-
-
-def expect(sha256: str) -> None:
-    """Stop unless what the first cell has unpacked begins with `sha256`, as the notebook's does."""
-    if not carried.startswith(sha256):
-        raise SessionError(
-            f"the first cell carries version {carried[:12]}, and the cells below are for {sha256}. "
-            "Download and open the whole notebook again, and run it from the top in a new "
-            "session; do not copy cells from one notebook to another."
-        )
 
 
 def gpu_names() -> list[str]:
@@ -138,41 +117,21 @@ def gpu_names() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def check_libraries(here: Host) -> None:
-    missing = [name for name in NEEDED if not find_spec(name)]
-    if missing:
-        names = " ".join(missing)
-        raise SessionError(
-            f"not installed: {names}. {here.newest}Or, with internet: !pip install {names}"
-        )
-    import torch
-
-    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
-        raise SessionError(
-            f"torch {torch.__version__} is too old: 2.10 or later is needed. {here.newest}"
-            f"Or, with internet, run {INSTALL_TORCH} and restart the session."
-        )
-
-
-def worth_knowing(here: Host, names: list[str], two_gpus: bool) -> Iterator[str]:
+def worth_knowing(here: Host, names: list[str], two_gpus: bool) -> str:
+    """What to do for GPUs, if they are not those of which the notebook makes use."""
     if not names:
-        yield f"no GPU; all cells run on the CPU. For a GPU: {here.gpu}."
-    elif any("P100" in name for name in names):
-        yield (
+        return f"no GPU; all cells run on the CPU. For a GPU: {here.gpu}."
+    if any("P100" in name for name in names):
+        return (
             "a P100 is one GPU, not two, and new versions of PyTorch cannot compute on it. "
             f"Choose {here.gpu}."
         )
-    elif two_gpus and len(names) == 1:
-        yield (
+    if two_gpus and len(names) == 1:
+        return (
             "one GPU, and this notebook uses two where there are two; with one, its processes "
             f"compute on the CPU. For two GPUs: {here.two_gpus}."
         )
-    for name in ("torchladder", "torchclinic", "torchladder.py", "torchclinic.py"):
-        if Path(name).exists():
-            yield (
-                f"{Path(name).resolve()} hides the package from programs started here. Rename it, "
-                "and restart the session."
-            )
+    return ""
 
 
 def find_fashion_mnist(here: Host) -> object:

@@ -2,13 +2,12 @@
 
     python tools/hosted_stand_in.py kaggle [notebook ...]
     python tools/hosted_stand_in.py colab [notebook ...]
-    python tools/hosted_stand_in.py kaggle-newest [notebook ...]    # with the versions of .venv
 
 Neither Kaggle nor Colab, but what of them can be had: their working folder with nothing of ours in
 it, their variables and versions, an environment without torchladder, an empty home, no network but
 the machine's own, no GPU. The full Fashion-MNIST is attached as Kaggle does, or lies where a
-download leaves it. It needs Linux, the right to make namespaces (``unshare``, as root), and
-Debian's ``dataset-fashion-mnist``.
+download leaves it. It needs Linux, the right to make namespaces (``unshare`` and ``ip``, as root),
+and Debian's ``dataset-fashion-mnist``.
 
 Environments are made in ``.venv-kaggle`` and ``.venv-colab`` at the first run, 7 GB each: by
 Kaggle's or Colab's version of Python if it is on PATH, else by this one.
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import hosted_notebooks
@@ -42,8 +41,8 @@ class Stage:
     working: str
     place: str
     variables: dict[str, str]
-    python: str = ""
-    packages: tuple[str, ...] = ()  # none: those of .venv
+    python: str
+    packages: tuple[str, ...]
 
 
 KAGGLE = Stage(
@@ -68,31 +67,24 @@ COLAB = Stage(
         *("safetensors==0.8.0", "tqdm==4.67.3", "cloudpickle==3.1.2", "nbclient==0.10.4"),
     ),
 )
-NEWEST = replace(KAGGLE, packages=())
-STAGES = {"kaggle": KAGGLE, "colab": COLAB, "kaggle-newest": NEWEST}
+STAGES = {"kaggle": KAGGLE, "colab": COLAB}
 
 # Runs in namespaces of its own, so nothing of it is left: only loopback, a root and a home with
 # nothing else in it, no data set of Debian's. Then a kernel runs the notebook, as nbclient's
 # `raises-exception` says.
 SESSION = """
-import fcntl, os, socket, struct, subprocess, sys
-
-folder, root, working, hidden, *command = sys.argv[1:]
-with socket.socket() as s:
-    fcntl.ioctl(s, 0x8914, struct.pack("16sh", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
-subprocess.run(["mount", "--bind", folder, root], check=True)
-if os.path.isdir(hidden):
-    subprocess.run(["mount", "-t", "tmpfs", "none", hidden], check=True)
-os.chdir(working)
-os.execv(command[0], command)
+ip link set lo up
+mount --bind "$1" "$2"
+mount -t tmpfs none "$3"
+cd "$4"
+shift 4
+exec "$@"
 """
 RUN = """
-import importlib.util, sys, nbformat, torch
+import sys, nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-for name in ("torchladder", "torchclinic"):
-    assert not importlib.util.find_spec(name), f"{name} is installed here"
 notebook = nbformat.read(sys.argv[1], as_version=4)
 client = NotebookClient(notebook, timeout=300, kernel_name="python3")
 try:
@@ -141,8 +133,8 @@ def session(stage: Stage, python: Path, notebook: Path, results: Path, root: Pat
         "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     } | stage.variables
-    alone = ["unshare", "--net", "--mount", sys.executable, "-c", SESSION]
-    shown = [root, stage.root, stage.working, DEBIAN.parent]
+    alone = ["unshare", "--net", "--mount", "sh", "-ec", SESSION, "sh"]
+    shown = [root, stage.root, DEBIAN.parent, stage.working]
     start = time.perf_counter()
     done = subprocess.run(
         [*alone, *shown, python, "-c", RUN, notebook, results / notebook.name],
@@ -161,28 +153,13 @@ def environment(name: str) -> Path:
     stage, folder = STAGES[name], ROOT / f".venv-{name}"
     python = folder / "bin" / "python"
     if not (folder / "installed").exists():
-        if stage.packages:
-            theirs = shutil.which(stage.python) or sys.executable
-            subprocess.run([theirs, "-m", "venv", folder], check=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", *stage.packages], check=True)
-        else:
-            see_other_packages(folder)
+        theirs = shutil.which(stage.python) or sys.executable
+        subprocess.run([theirs, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *stage.packages], check=True)
         (folder / "installed").touch()
     ask = "import sys, torch; print(f'torch {torch.__version__}, Python {sys.version.split()[0]}')"
     subprocess.run([python, "-c", ask], check=True)
     return python
-
-
-def see_other_packages(folder: Path) -> None:
-    """An environment that sees the packages of ``.venv`` but torchladder."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    packages = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    # A folder named in a .pth file is searched; the .pth files in it, such as that of an
-    # editable torchladder, are not read.
-    (folder / packages / "all.pth").write_text(f"{Path(sys.prefix) / packages}\n")
-    torchrun = folder / "bin" / "torchrun"
-    torchrun.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m torch.distributed.run "$@"\n')
-    torchrun.chmod(0o755)
 
 
 if __name__ == "__main__":
