@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from statistics import median
 
@@ -50,31 +49,14 @@ def mp_spawn():
 
 
 def _spawned(rank, port):
-    import torch.distributed as dist
-
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    _work_and_leave()
+    _work_and_leave(init_method=address, rank=rank, world_size=2)
 
 
-def elastic_launch():
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(1, 1, 2, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-                          rdzv_endpoint="127.0.0.1:0", start_method="spawn")  # fmt: skip
-    elastic_launch(config, _in_agent)()
-
-
-def _in_agent():
+def _work_and_leave(**group):
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
-    _work_and_leave()
-
-
-def _work_and_leave():
-    import torch.distributed as dist
-
+    dist.init_process_group("gloo", **group)
     assert work() == 2.0
     dist.barrier()
     gc.collect()
@@ -101,10 +83,9 @@ def _accelerated():
     assert work() == 2.0
 
 
-PEERS = {f.__name__: f for f in (launch, mp_spawn, elastic_launch, torchrun, accelerate)}
+PEERS = {f.__name__: f for f in (launch, mp_spawn, torchrun, accelerate)}
 NAMES = {
     "mp_spawn": "torch.multiprocessing.spawn",
-    "elastic_launch": "elastic_launch by spawn",
     "torchrun": "torchrun --standalone",
     "accelerate": "accelerate's notebook_launcher (fork)",
 }
@@ -137,7 +118,7 @@ def times(peer, later):
 
 def measure(full=True):
     """The results: each peer against `launch`, in the same run; without the slowest if quick."""
-    peers = [peer for peer in PEERS if full or peer not in ("elastic_launch", "torchrun")]
+    peers = [peer for peer in PEERS if full or peer != "torchrun"]
     first, later = {peer: [] for peer in peers}, {peer: [] for peer in peers}
     for _ in range(ROUNDS):
         for peer in peers:
@@ -167,7 +148,7 @@ def in_new_process(*arguments):
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
-        _in_agent()
+        _work_and_leave()
     else:
         name, number = sys.argv[1], int(sys.argv[2])
         print(json.dumps(times(name, number)))

@@ -1,4 +1,4 @@
-"""DDP against its ceiling and against DDP as torchrun starts it; `train` against a loop by hand.
+"""DDP against its ceiling and against DDP as torchrun starts it.
 
 Two ranks with a thread each train LeNet. The ceiling is the same two ranks, each by itself.
 """
@@ -87,59 +87,6 @@ def by_torchrun(batch_size, repeats):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def loops(repeats):
-    """Seconds of an epoch by `train`, and by a loop with the same metrics, in turns."""
-    import torch
-    import torch.nn.functional as F
-
-    from torchladder.data import dataloader, load_dataset
-    from torchladder.models import LeNet
-    from torchladder.training import train
-
-    data = load_dataset()
-
-    def by_train():
-        torch.manual_seed(0)  # as the other: pooling takes longer with some weights than others
-        train(LeNet(), data, epochs=1)
-
-    def by_hand():
-        torch.manual_seed(0)
-        net, batches, tests = LeNet(), dataloader(data), dataloader(data, "test")
-        optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
-        steps = len(batches)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
-        batches.sampler.set_epoch(0)
-        net.train()
-        total, right = torch.zeros(()), torch.zeros(())
-        for images, labels in batches:
-            logits = net(images)
-            loss = F.cross_entropy(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            total += loss.detach() * len(labels)
-            right += (logits.detach().argmax(1) == labels).sum()
-        net.eval()
-        test_total, test_right = torch.zeros(()), torch.zeros(())
-        with torch.inference_mode():
-            for images, labels in tests:
-                logits = net(images)
-                test_total += F.cross_entropy(logits, labels) * len(labels)
-                test_right += (logits.argmax(1) == labels).sum()
-        return [sums.item() for sums in (total, right, test_total, test_right)]
-
-    pairs = []
-    for _ in range(1 + repeats):
-        pair = []
-        for loop in (by_train, by_hand):
-            start = time.perf_counter()
-            loop()
-            pair.append(time.perf_counter() - start)
-        pairs.append(pair)
-    return pairs[1:]
-
-
 def measure(full=True):
     repeats = REPEATS if full else QUICK_REPEATS
     results = []
@@ -156,9 +103,6 @@ def measure(full=True):
                 results.append(Result.of_pairs(what, pairs, goal, detail=detail))
         what = f"That share against the share of bare DDP under torchrun, {batch_size} images"
         results.append(Result.of_samples(what, shares["launch"], shares["torchrun"], 1.0))
-    detail = "one epoch of 12,000 images and the evaluation"
-    what = "Time of train() against the same loop written by hand"
-    results.append(Result.of_pairs(what, loops(repeats), goal=1.03, at_most=True, detail=detail))
     return results
 
 
