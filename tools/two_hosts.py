@@ -16,7 +16,6 @@ import fcntl
 import os
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -41,7 +40,6 @@ class Job:
     """A command that runs on a host; every line that it prints is kept with its time."""
 
     def __init__(self, command: Sequence[str], inside: Sequence[str], **options):
-        self.command = command
         self.lines: list[tuple[float, str]] = []
         self.ended: float | None = None  # when its output was closed
         self.process = subprocess.Popen(
@@ -116,11 +114,9 @@ def torchrun(host: Host, *options: str) -> list[str]:
     """The start of a torchrun command for this host; `options` replace these or follow them."""
     usual = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ladder"]
     usual += [f"--rdzv-endpoint={NAMES[0]}:{PORT}"]
-    given = {option.split("=")[0] for option in options}
-    kept = [] if "--standalone" in given else usual
-    kept = [option for option in kept if option.split("=")[0] not in given]
     if "--rdzv-backend=static" in options:  # where hosts do not agree on their ranks
-        kept.append(f"--node-rank={NAMES.index(host.name)}")
+        usual.append(f"--node-rank={NAMES.index(host.name)}")
+    kept = [] if "--standalone" in options else usual
     return [sys.executable, "-m", "torch.distributed.run", *kept, *options]
 
 
@@ -171,13 +167,10 @@ def two_hosts(
 
 def possible() -> bool:
     """Whether this process may make network namespaces."""
-    needed = all(map(shutil.which, ("ip", "tc", "unshare"))) and Path("/dev/net/tun").exists()
-    if not needed or os.geteuid() != 0:
-        return False
     try:
         with two_hosts():
-            return True
-    except OSError:
+            return Path("/dev/net/tun").exists()  # of which a delayed link is made
+    except OSError:  # not root, or there is no ``ip``
         return False
 
 

@@ -1,8 +1,7 @@
 """What training across two hosts does: measured, cut off and broken, for ``runs/two_hosts.json``.
 
-``python tools/two_hosts_record.py [train] [cut_off] [faults] [link]`` runs these parts, or all,
-some twenty minutes, as root. Of train and cut_off, scenarios of ``two_hosts.toml`` may be named,
-too; what is not named stays as it is. Under torchrun, this file is what measures the link.
+``python tools/two_hosts_record.py`` runs the scenarios of ``two_hosts.toml`` and measures links,
+some twenty minutes, as root. Under torchrun, this file is what measures the link.
 """
 
 from __future__ import annotations
@@ -229,16 +228,8 @@ def difference(one: Path, other: Path) -> float:
 # --- the record ---------------------------------------------------------------------------------
 
 
-def record(part: str, wanted: set[str], folder: Path) -> dict[str, dict]:
-    """What the wanted scenarios of a part gave, and those that they are compared with."""
-    names = {name for name in SCENARIOS[part] if wanted & {part, name}}
-    names |= {SCENARIOS[part][name].get("like") for name in names}
-    chosen = {name: how for name, how in SCENARIOS[part].items() if name in names}
-    return {name: play(folder / name, **how) for name, how in chosen.items()}
-
-
-def main(words: list[str], target: Path = ROOT / "runs" / "two_hosts.json") -> None:
-    """Run the experiments and write what they gave; what is not named stays as it is."""
+def main(target: Path = ROOT / "runs" / "two_hosts.json") -> None:
+    """Run all experiments and write what they gave."""
     from machine_facts import machine_facts
     from record import cleaner
     from refresh import write_text
@@ -246,26 +237,18 @@ def main(words: list[str], target: Path = ROOT / "runs" / "two_hosts.json") -> N
     # What the program under torchrun imports.
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     facts = machine_facts()
-    head = {"machine": facts, "date": datetime.date.today().isoformat(), "torch": facts["torch"]}
-    # `renewed`: what was not recorded with the rest, but later, and where.
-    result = json.loads(target.read_text("utf-8")) if words else head | {"renewed": {}}
-    for part in ("train", "cut_off", "faults", "link"):
-        wanted = set(words or [part])
-        if not wanted & {part, *SCENARIOS.get(part, {})}:
-            continue
+    result = {"machine": facts, "date": datetime.date.today().isoformat(), "torch": facts["torch"]}
+    for part, scenarios in SCENARIOS.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = record(part, wanted, Path(folder)) if part != "link" else record_links()
+            found = {name: play(Path(folder, name), **how) for name, how in scenarios.items()}
             text = json.dumps(found, ensure_ascii=False).replace(f"{folder}/", "")
-        found = json.loads(cleaner()(text))
-        if "two_hosts" in found:
-            same = found["two_hosts"]["same_state_dict"]
-            found["same_state_dict_as_two_ranks_on_one_host"] = same
-        result[part] = list(found.values()) if part == "faults" else result.get(part, {}) | found
-        if words:
-            result["renewed"][part] = head | {"scenarios": list(found)}
-        write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", target)
-        print(f"{part}: written to {target.name}", flush=True)
+        result[part] = json.loads(cleaner()(text))
+        print(f"{part}: recorded", flush=True)
+    train, faults = result["train"], result["faults"]
+    train["same_state_dict_as_two_ranks_on_one_host"] = train["two_hosts"]["same_state_dict"]
+    result |= {"faults": list(faults.values()), "link": record_links()}
+    write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", target)
 
 
 if __name__ == "__main__":
-    measure() if "RANK" in os.environ else main(sys.argv[1:])
+    measure() if "RANK" in os.environ else main()
