@@ -18,6 +18,8 @@ def machine_facts() -> dict:
     import torch
     import torchvision
 
+    from torchclinic.machine import cpu_name
+
     cuda = torch.cuda.is_available()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return {
@@ -28,7 +30,7 @@ def machine_facts() -> dict:
         "torch": str(torch.__version__),
         "torchvision": torchvision.__version__,
         "python": platform.python_version(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "system": platform.system(),
     }
@@ -45,14 +47,6 @@ def model_of(gpu: str) -> str:
     words = [word for word in re.findall(r"\w+", gpu) if word.lower() not in MAKERS]
     numbered = next((i for i, word in enumerate(words) if re.search(r"\d", word)), len(words))
     return "".join(words[: numbered + 1])
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        told = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if told:
-            return " ".join(told[1].split())
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str | None:

@@ -163,6 +163,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="parts with WORD in their name")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
+    sys.path.insert(0, str(ROOT / "src"))
     # In a process of its own: CUDA started here would take memory from the chapters.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         facts = pool.apply(machine_facts)
