@@ -109,23 +109,15 @@ def _explain(options: argparse.Namespace) -> int:
         told = flight_recorder.compare(ranks)
         entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in told if "entry" in t]
         found = [errors.Match(entry, text=says) for entry, says in entries]
-        more = {"differences": told, "ranks_without_dump": absent}
-        print(
-            errors.as_json("", found, **more)
-            if options.json
-            else flight_recorder.explain(told, absent)
-        )
-        return 0 if found else 1
-    (what,) = options.what or ("" if sys.stdin.isatty() else "-",)
-    if entry := errors.catalogue().get(what):
-        log, found = "", [errors.Match(entry)]
+        log, more = "", {"differences": told, "ranks_without_dump": absent}
+        text = flight_recorder.explain(told, absent)
     else:
-        log = _log(what)
-        found = errors.find(log)
-    if options.json:
-        print(errors.as_json(log, found))
-    else:
-        print(entry or errors.explain(log, found))
+        (what,) = options.what or ("" if sys.stdin.isatty() else "-",)
+        entry, more = errors.catalogue().get(what), {}
+        log = "" if entry else _log(what)
+        found = [errors.Match(entry)] if entry else errors.find(log)
+        text = entry or errors.explain(log, found)
+    print(errors.as_json(log, found, **more) if options.json else text)
     return 0 if found else 1
 
 

@@ -180,10 +180,7 @@ def hash_of(program: str) -> str:
     """Eight digits that tell one version of a file, or of a folder's Python files, from another."""
     path = Path(program)
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    try:
-        return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:8]
-    except OSError as error:
-        return f"unreadable ({error.strerror})"
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
 # --- what they are together ---------------------------------------------------------------------
