@@ -3,50 +3,14 @@
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
-from running import ROOT, ran
+from running import ROOT
+from test_rungs import run_on_ranks
 
 PAGE = ROOT / "book" / "hosted.md"
-EARLIER = """
-import torch
-
-x = torch.ones(1500, 1500, device="cuda" if torch.cuda.is_available() else "cpu")
-print((x @ x)[0, 0].item())
-"""
-
-
-@pytest.mark.slow
-def test_cells_pasted_into_an_empty_notebook_train_in_two_processes(tmp_path, monkeypatch):
-    """After a cell has computed, on the GPU if there is one; ``nvidia-smi`` is asked meanwhile."""
-    page = nbformat.read(ROOT / "notebooks" / "both_gpus.ipynb", as_version=4)
-    _set_up, *pasted = [cell.source for cell in page.cells if cell.cell_type == "code"]
-    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
-    watched = re.search(r"^!\(sleep.*", text, re.M)[0].replace("30", "1")
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho asked meanwhile\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    if torch.cuda.device_count() < 2:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    notebook = new_notebook(cells=[new_code_cell(c) for c in (EARLIER, *pasted, watched)])
-    where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
-    printed = ["".join(out.get("text", "") for out in cell.outputs) for cell in notebook.cells]
-    for said in (printed[2], printed[4]):
-        assert re.search(
-            r"^on (cpu|cuda:0), one of 2 processes\s+epoch 0: loss 0\.\d\d", said, re.M
-        )
-    assert "98% right" in printed[3]
-    assert "asked meanwhile\r\n" in printed[4].partition("epoch 2")[0]
 
 
 @pytest.mark.slow
@@ -64,11 +28,9 @@ def test_a_second_session_goes_on_where_the_first_one_stopped(tmp_path):
     for working in (whole, second):
         working.mkdir()
         (tmp_path / "train.py").write_text(program.replace("/kaggle/working", str(working)))
-        torchrun = ["python", "-m", "torch.distributed.run", "--standalone"]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        lines = ran(*torchrun, "--nproc-per-node=2", "train.py", cwd=tmp_path, env=env).splitlines()
-        # Before PyTorch 2.12, gloo's announcements come first.
-        begins.append(next(line for line in lines if line.startswith("epoch ")))
+        done = run_on_ranks(tmp_path / "train.py")
+        assert done.returncode == 0, done.stderr
+        begins.append(done.stdout.splitlines()[0])
         if working == whole:  # as if it had ended after two epochs; its output is the next's input
             assert sorted(os.listdir(whole)) == ["epoch_0002.pt", "epoch_0003.pt"]
             shutil.move(whole / "epoch_0002.pt", tmp_path / "input")
