@@ -83,7 +83,7 @@ WORD = re.compile(r"\b[A-Za-z_]{4,40}\b(?!\.\w)", re.ASCII)
 # alone. A log with one of the former and none of the latter gets no cause.
 OTHERS = {
     "TensorFlow or Keras": ["tensorflow/", "tensorflow\\", "tensorflow.", "keras/", "keras\\"],
-    "CTranslate2": ["ctranslate2", "cuDNN failed with status", "cuBLAS failed with status"],
+    "CTranslate2": ["cuDNN failed with status", "cuBLAS failed with status"],
     "MXNet or Darknet": ["mxnet", "dmlc::", "darknet: ./src"],
     "JAX": ["jaxlib", "jax/_src", "jax._src", "jax.errors", "XlaRuntimeError", "cuda_dnn.cc:"],
     "llama.cpp": ["ggml", "llama.cpp", "llama_model", "ollama"],
