@@ -131,17 +131,6 @@ def test_data_loader_workers_of_a_rank_work_and_end_with_it():
     assert launch(count) == [[10, 35], [10, 35]]
 
 
-def test_an_unguarded_script_can_launch(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from torchladder.launching import launch\n"
-        "import torch.distributed as dist\n"
-        "def f(): return dist.get_rank()\n"
-        "print(launch(f))\n"
-    )
-    assert ran("python", script) == "[0, 1]\n"
-
-
 def test_threads_launch_at_one_time_and_the_main_module_stays_what_it_is():
     main, results = sys.modules["__main__"], {}
 
@@ -420,13 +409,17 @@ def test_what_a_rank_has_started_ends_with_it(late):
     wait_until(lambda: not any(map(alive, pids)))
 
 
-SLEEPER = """
+UNGUARDED = """
 import os, signal, time
+import torch.distributed as dist
 from torchladder.launching import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
+def rank():
+    return dist.get_rank()
 def sleep():
     print(os.getpid(), flush=True)
     time.sleep(6000)
+print(launch(rank), flush=True)
 try:
     launch(sleep, show="rank0")
 except KeyboardInterrupt:
@@ -435,8 +428,13 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_or_killed_caller_leaves_no_rank(sent):
-    caller = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+def test_a_script_without_a_guard_launches_and_leaves_no_rank_if_interrupted_or_killed(
+    sent, tmp_path
+):
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    command = [sys.executable, tmp_path / "script.py"]
+    caller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert caller.stdout.readline() == "[0, 1]\n"
     rank = int(caller.stdout.readline())
     assert alive(rank)
     caller.send_signal(sent)
