@@ -19,12 +19,10 @@ BUTTONS = """
 {hosted}</div>
 """
 LINK = '<a class="chapter-button" href="{address}">{label}</a>\n'
-# Those of one name close each other.
-PANEL = """<details name="chapter-host">
-<summary class="chapter-button">{label}</summary>
-<div class="chapter-panel">
+# The browser closes it at Escape and at a click elsewhere.
+PANEL = """<button class="chapter-button" popovertarget="{id}">{label}</button>
+<div class="chapter-panel" id="{id}" popover>
 {steps}</div>
-</details>
 """
 
 
@@ -63,21 +61,21 @@ def add_buttons(app, page, template, context, doctree):
         file = f"hosted/{chapter}.ipynb"
         published = published_path(app.config, file)
         notebook, more = context["pathto"](file, resource=True), context["pathto"]("book/hosted")
-        hosted = panel(_("Run on Kaggle"), steps_on_kaggle(notebook, more, published))
+        hosted = panel("on-kaggle", _("Run on Kaggle"), steps_on_kaggle(notebook, more, published))
         if published:
             address = f"https://colab.research.google.com/github/{published}"
             hosted += LINK.format(address=escape(address), label=_("Open in Colab"))
         else:
-            hosted += panel(_("Open in Colab"), steps_on_colab(notebook, more))
+            hosted += panel("on-colab", _("Open in Colab"), steps_on_colab(notebook, more))
     source = context["pathto"](f"_sources/{context['sourcename']}", resource=True)
     buttons = BUTTONS.format(source=escape(source), download=_("Download"), hosted=hosted)
     above = ladder(app, chapter, context["pathto"]) if re.match(r"\d\d_", chapter) else ""
     context["body"] = context["body"].replace("</h1>", f"</h1>{above}{buttons}", 1)
 
 
-def panel(label, steps):
+def panel(name, label, steps):
     html = MarkdownIt("commonmark", {"html": True}).render(steps)
-    return PANEL.format(label=label, steps=html)
+    return PANEL.format(id=name, label=label, steps=html)
 
 
 def steps_on_kaggle(notebook, more, published):

@@ -10,16 +10,6 @@ const all = (selector, around = document) => [...around.querySelectorAll(selecto
 const filled = (text, gaps) => text.replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
 const phrase = (name, gaps = {}) => filled(one(`[data-phrase="${name}"]`).textContent, gaps); // in the page
 
-// Escape and a click outside close what a button under a title has opened.
-function closePanels(event) {
-  for (const panel of document.querySelectorAll(".chapter-buttons details[open]")) {
-    if (event.type === "click" ? panel.contains(event.target) : event.key !== "Escape") continue;
-    if (panel.contains(document.activeElement)) panel.querySelector("summary").focus();
-    panel.open = false;
-  }
-}
-for (const type of ["click", "keydown"]) document.addEventListener(type, closePanels);
-
 // The keyboard must reach what scrolls sideways. It is measured when the browser has laid it out: at
 // first, when it is unfolded, when its width changes.
 const scrolling = new ResizeObserver((entries) => {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from clinic_notebooks import PARTS
-from test_browser import AXE, PHONE, THEME, THEMES
+from test_browser import PHONE, assert_axe_finds_nothing
 
 from torchclinic import UserError, errors, flight_recorder
 
@@ -297,12 +297,7 @@ def test_answers_are_legible_in_both_themes_and_fit_a_phone(page, axe):
     page.locator("#log").fill(LOG.replace('"module', '"module' + "." * 400 + "x" * 400))
     page.locator("#index-filter").fill("state")
     page.wait_for_selector(".match")
-    page.evaluate(axe)
-    for theme in THEMES:
-        page.emulate_media(color_scheme=theme)
-        page.evaluate(THEME, theme)
-        parts = ["#found", ".clinic-field", "#all-errors"]
-        assert page.evaluate(AXE.replace("document,", f"{{include: {parts}}},"), {}) == [], theme
+    assert_axe_finds_nothing(page, axe, "#found", ".clinic-field", "#all-errors")
     page.set_viewport_size({"width": PHONE, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
     wide = "e => [...e.querySelectorAll('#found *')].filter(c => c.clientWidth < c.scrollWidth)"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_browser import AXE, THEME, THEMES
+from test_browser import assert_axe_finds_nothing
 
 # Which section answers which query; of the first 18 that was known before any search was tried.
 QUERIES = json.loads(Path(__file__).with_name("queries.json").read_text(encoding="utf-8"))
@@ -119,20 +119,6 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(brows
     page.close()
 
 
-def test_escape_and_a_click_outside_close_what_a_button_under_a_title_opened(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}notebooks/04_tensors_across_devices.html")
-    opened = page.locator(".chapter-buttons details[open]")
-    button = page.locator(".chapter-buttons summary").first
-    for close in (lambda: page.keyboard.press("Escape"), page.locator("article h1").click):
-        button.click()
-        opened.locator(".chapter-panel").click(position={"x": 3, "y": 3})
-        assert opened.count() == 1
-        close()
-        assert opened.count() == 0
-    page.close()
-
-
 def test_hits_fit_the_window_and_axe_finds_nothing_serious(browser, address, axe):
     page = browser.new_page(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
     page.goto(f"{address}search.html?q=torch.load")
@@ -140,11 +126,7 @@ def test_hits_fit_the_window_and_axe_finds_nothing_serious(browser, address, axe
     page.keyboard.type("torch.load")
     page.wait_for_selector(".search-hits a >> visible=true")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.evaluate(axe)
-    for theme in THEMES:
-        page.emulate_media(color_scheme=theme)
-        assert page.evaluate(THEME, theme) == theme
-        assert page.evaluate(AXE, {}) == []
+    assert_axe_finds_nothing(page, axe)
     page.close()
 
 
