@@ -5,8 +5,7 @@ folded parts, which have a legend and fields, too. A field has a
 ``name`` (that of the setting in the page's script and in links), a ``label``, and either
 ``options``, or ``value`` with the limits ``from`` and ``to``. An option may ``set`` other fields;
 ``if`` says for which options a field is there. The directive ``phrases`` takes a YAML mapping of
-names to sentences with ``{gaps}``. Every word is a message for translators, as a paragraph is. A
-page whose front matter has ``calculator: name`` loads estimating.js, name.js and name.css.
+names to sentences with ``{gaps}``. Every word is a message for translators, as a paragraph is.
 """
 
 import json
@@ -97,17 +96,8 @@ def raw(html):
     return nodes.raw("", html, format="html")
 
 
-def add_files(app, page, template, context, doctree):
-    name = (app.env.metadata.get(page) or {}).get("calculator")
-    if name and doctree:
-        for script in ("estimating", name):
-            app.add_js_file(f"{script}.js", loading_method="defer")
-        app.add_css_file(f"{name}.css")
-
-
 def setup(app):
     app.add_node(Words, html=(lambda self, node: None, lambda self, node: None))
     app.add_directive("controls", Controls)
     app.add_directive("phrases", Phrases)
-    app.connect("html-page-context", add_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

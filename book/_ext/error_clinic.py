@@ -23,7 +23,6 @@ from translation import _
 from torchclinic import errors
 
 LOGGER = logging.getLogger(__name__)
-PAGE = "book/errors"
 NOTEBOOK = re.compile(r"(?:notebooks|runs/[^/]+)/errors_(\w+)")
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 CATALOGUE = sorted(errors.CATALOGUE.glob("*.toml"))
@@ -189,21 +188,12 @@ def write_rules(app):
         (folder / RULES).write_text("".join(texts))
 
 
-def add_files(app, page, template, context, doctree):
-    notebook = NOTEBOOK.fullmatch(page)
-    if doctree and (page == PAGE or notebook):
-        app.add_css_file("errors.css")
-    if doctree and notebook:
-        describe(context, entries(notebook[1]))
-    if doctree and page == PAGE:
-        for script in ("finding.js", "flight_recorder.js", RULES, "errors.js"):
-            app.add_js_file(script, loading_method="defer")
-
-
-def describe(context, found):
+def describe(app, page, template, context, doctree):
     """For search engines: the notebooks of the clinic all open with the same paragraph."""
-    told = _("{title}: {count} errors of PyTorch, each with code that fails and code that works.")
-    add_description(context, told.format(title=context["title"], count=len(found)))
+    if doctree and (notebook := NOTEBOOK.fullmatch(page)):
+        count = len(entries(notebook[1]))
+        told = _("{title}: {count} errors of PyTorch, each with code that fails and works.")
+        add_description(context, told.format(title=context["title"], count=count))
 
 
 def setup(app):
@@ -214,5 +204,5 @@ def setup(app):
     app.add_directive("index-filter", IndexFilter)
     app.add_directive("ask-others", AskOthers)
     app.connect("builder-inited", write_rules)
-    app.connect("html-page-context", add_files, priority=400)  # before site_pages describes it
+    app.connect("html-page-context", describe, priority=400)  # before site_pages describes it
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -120,6 +120,15 @@ def is_italic(node):
     return isinstance(node, nodes.paragraph) and isinstance(node[0], nodes.emphasis)
 
 
+def add_files(app, page, template, context, doctree):
+    """The scripts and style sheets that a page's front matter lists as its ``files``."""
+    for file in app.env.metadata[page].get("files", "").split() if doctree else ():
+        if file.endswith(".css"):
+            app.add_css_file(file)
+        else:
+            app.add_js_file(file, loading_method="defer")
+
+
 def describe(app, pagename, templatename, context, doctree):
     """Describe the pages that have no text, for search engines."""
     if '"description"' not in context.get("metatags", ""):
@@ -180,7 +189,7 @@ def setup(app):
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
     app.connect("config-inited", theme_words)
-    for change in (describe, shorten_contents, define_terms):
+    for change in (add_files, describe, shorten_contents, define_terms):
         app.connect("html-page-context", change)
     app.connect("doctree-read", gather_card)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
