@@ -59,16 +59,6 @@ class LinesLexer(DiffLexer):
     tokens: ClassVar = {"root": [(r"( .*)(\n)", bygroups(Generic.Output, Text)), inherit]}
 
 
-def colour_code_cells(app, doctree):
-    """A notebook without ``language_info`` (Kaggle saves such) still holds Python."""
-    for block in doctree.findall(nodes.literal_block):
-        if block.parent.get("nb_element") == "cell_code_source" and block.get("language") in (
-            None,
-            "none",
-        ):
-            block["language"] = "ipython3"
-
-
 def write(block, text):
     block.rawsource, block[:] = text, [nodes.Text(text)]
 
@@ -139,7 +129,7 @@ def of_docstring(hunk):
 def setup(app):
     app.add_lexer("ipython-error", TracebackLexer)
     app.add_lexer("udiff", LinesLexer)
-    for change in (colour_code_cells, name_cells, label_folds, fold_answers, shorten_diffs):
+    for change in (name_cells, label_folds, fold_answers, shorten_diffs):
         app.connect("doctree-read", change)
     for change in (name_folds, keep_options_whole):
         app.connect("html-page-context", change)
