@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-CHAPTER = "notebooks/06_rung_2_one_gpu.html"  # has diffs, figures, tables, folded code, solutions
+OPENED = "notebooks/06_rung_2_one_gpu.html"  # has diffs, figures, tables, folded code, solutions
 
 pytestmark = pytest.mark.slow
 
@@ -38,21 +38,13 @@ def test_headings_go_down_one_level_at_a_time_from_one_title(pages):
     assert wrong == {}
 
 
-@pytest.fixture(scope="module")
-def chapter(browser, site):
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.goto((site / CHAPTER).as_uri())
-    yield page
-    page.close()
-
-
-def test_the_tab_key_reaches_every_kind_of_control_and_shows_where_it_is(chapter):
+def test_the_tab_key_reaches_every_kind_of_control_and_shows_where_it_is(opened):
     seen = []
     for _ in range(400):
-        chapter.keyboard.press("Tab")
-        if chapter.evaluate("document.activeElement == document.body"):
+        opened.keyboard.press("Tab")
+        if opened.evaluate("document.activeElement == document.body"):
             break
-        seen.append(chapter.evaluate(FOCUS))
+        seen.append(opened.evaluate(FOCUS))
     assert seen[0]["name"] == "Skip to main content"
     assert {"A", "BUTTON", "SUMMARY"} <= {stop["kind"].split(".")[0] for stop in seen}
     wrong = [stop for stop in seen if not (stop["ring"] and stop["name"] and stop["after"])]
@@ -60,31 +52,12 @@ def test_the_tab_key_reaches_every_kind_of_control_and_shows_where_it_is(chapter
     names = {" ".join(stop["name"].split()) for stop in seen}
     assert {"Download", "Run on Kaggle", "Color mode"} <= names
     assert [name for name in names if name.startswith("Show the solution")]
-    assert chapter.evaluate("lastFocus.closest('footer') != null")  # so all of the page was passed
+    assert opened.evaluate("lastFocus.closest('footer') != null")  # so all of the page was passed
 
 
-def test_enter_skips_to_the_text_unfolds_a_solution_and_changes_the_theme(chapter):
-    chapter.reload()
-    chapter.keyboard.press("Tab")
-    chapter.keyboard.press("Enter")
-    assert chapter.evaluate("location.hash") == "#main-content"
-    fold = chapter.locator("details.hide > summary").last
-    fold.focus()
-    chapter.keyboard.press("Enter")
-    assert fold.locator("..").locator("pre").first.is_visible()
-    switch = chapter.locator(".theme-switch-button")
-    before = chapter.evaluate("document.documentElement.dataset.mode")
-    switch.focus()
-    chapter.keyboard.press("Enter")
-    assert chapter.evaluate("document.documentElement.dataset.mode") != before
-
-
-def test_what_moves_stands_still_for_who_asked_for_it(browser, site):
-    page = browser.new_page(reduced_motion="reduce")
-    page.goto((site / "book/index.html").as_uri())
+def test_what_moves_stands_still_for_who_asked_for_it(opened):
     moving = """() => [...document.querySelectorAll('*')].map(e => getComputedStyle(e))
         .filter(s => s.transitionDuration.split(', ').some(t => parseFloat(t) > 0) &&
             s.transitionProperty != 'none' || s.animationName != 'none').length"""
-    assert page.evaluate(moving) == 0
-    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
-    page.close()
+    assert opened.evaluate(moving) == 0
+    assert opened.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"

@@ -19,8 +19,6 @@ def targets(page):
     for attribute in ATTRIBUTES:
         for tag in page.find_all(attrs={attribute: True}):
             yield tag[attribute]
-    for tag in page.find_all(attrs={"srcset": True}):
-        yield from (candidate.split()[0] for candidate in tag["srcset"].split(","))
     for tag in page.find_all("meta", {"http-equiv": "refresh"}):
         yield tag["content"].partition("url=")[2]
 
