@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from docutils import nodes
-from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxRole
 from translation import _
 
@@ -39,21 +38,6 @@ class Repository(SphinxRole):
         if not address:
             return [nodes.Text(self.text)], []
         return [nodes.reference("", self.text, refuri=address)], []
-
-
-class AnchorsOfTheBrowser(SphinxTransform):
-    """A link may name a heading as an address in the browser does, and not only as MyST does.
-
-    Of *Forgetting `zero_grad`* they make ``forgetting-zero-grad`` and ``forgetting-zero_grad``.
-    """
-
-    default_priority = 810  # after error_clinic has named its sections
-
-    def apply(self):
-        slugs = getattr(self.document, "myst_slugs", None)
-        for section in self.document.findall(nodes.section) if slugs else ():
-            name, title = section["ids"][0], section.next_node(nodes.title).astext()
-            slugs.setdefault(name, (section.line, name, title))
 
 
 class ChapterNumber(int):
@@ -183,7 +167,6 @@ def digest_of_looks():
 def setup(app):
     # Sphinx rebuilds pages only for changes in their own text, or in a setting such as this one.
     app.add_config_value("digest_of_looks", digest_of_looks(), "env", str)
-    app.add_transform(AnchorsOfTheBrowser)
     app.add_role("repository", Repository())
     app.add_node(ChapterCard, html=(lambda self, node: None, lambda self, node: None))
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
