@@ -60,8 +60,9 @@ notebooks: venv
 
 PART = $(PYTEST) --dist loadfile -m "not long" --durations=10 --junitxml=$(REPORTS)/$@.xml
 
+# CI measures which lines the tests run; pure Python takes half as long again.
 package: $(VENV)/tested
-	$(PART) --cov --cov-report=term --ignore=tests/site --ignore=tests/tools
+	$(PART) $(if $(CONSTRAINTS),--cov --cov-report=term) --ignore=tests/site --ignore=tests/tools
 
 # From scratch, minutes: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
 test-site: $(VENV)/tested  ## build the site from scratch and test it, also in a browser; needs Chromium
