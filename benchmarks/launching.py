@@ -150,5 +150,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "rank":
         _work_and_leave()
     else:
-        name, number = sys.argv[1], int(sys.argv[2])
-        print(json.dumps(times(name, number)))
+        print(json.dumps(times(sys.argv[1], int(sys.argv[2]))))

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import platform
-import time
 from pathlib import Path
 
 import torch
@@ -70,10 +69,8 @@ def main(names, full):
     print("; ".join(f"{name} {value}" for name, value in machine().items()))
     for place, name in enumerate(names, start=1):
         print(f"\n{name} ({place} of {len(names)})", flush=True)
-        start = time.perf_counter()
         group = measured(name, full)
         show(group, kept.get(name, {}))
-        print(f"({time.perf_counter() - start:.0f} s)", flush=True)
         if full:
             kept[name] = group
             ordered = {name: kept[name] for name in GROUPS if name in kept}
