@@ -15,11 +15,11 @@ def part_of_the_data(count, test=50):
     return balanced_subset(load_dataset(), count, test)
 
 
-def trained(make=LeNet, *, batch_size, rung="cpu", count=101, as_pair=False):
+def trained(*, batch_size, rung="cpu", as_pair=False):
     """The trained parameters, and the history as plain numbers."""
     torch.manual_seed(0)
-    model = make().double()
-    data = part_of_the_data(count)
+    model = LeNet().double()
+    data = part_of_the_data(101)
     if as_pair:
         data = [TensorDataset(data.normalise(x), y) for x, y in map(data.split, ("train", "test"))]
     model.register_forward_pre_hook(lambda module, inputs: (inputs[0].double(),))
@@ -43,15 +43,6 @@ def test_two_ranks_with_batch_b_equal_one_process_with_batch_2b(as_pair):
 
 def norm_net():
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
-
-
-@pytest.mark.slow
-def test_batch_norm_makes_two_ranks_differ_from_one_process():
-    """Each rank normalises by the mean of its own half of the batch: that is not the same."""
-    expected, _ = trained(norm_net, batch_size=128)
-    (state, _), _ = launch(trained, norm_net, batch_size=64, rung="ddp")
-    difference = (state["2.weight"] - expected["2.weight"]).abs().max()
-    assert 1e-6 < difference < 0.5
 
 
 @pytest.mark.slow
@@ -118,18 +109,6 @@ def test_the_ranks_images_are_one_epoch_in_the_order_of_one_process():
         for pair in (parts, on_device):
             (((_, one),), ((_, other),)) = pair
             assert torch.equal(torch.stack([one, other], 1).flatten(), labels)
-
-
-@pytest.mark.slow
-def test_a_rank_that_fails_ends_the_training_of_all():
-    def fail():
-        model = LeNet()
-        if torch.distributed.get_rank() == 1:
-            model.register_forward_hook(lambda *_: 1 / 0)
-        train(model, part_of_the_data(20), rung="ddp", epochs=1)
-
-    with pytest.raises(LaunchError, match="rank 1 of 2 failed with ZeroDivisionError"):
-        launch(fail, timeout=300)
 
 
 @pytest.mark.slow
