@@ -134,7 +134,11 @@ def play(
             started[0].until(f"epoch {after}:", 600)
             time.sleep(0.3)
             begin = time.time()
-            cut_off(hosts[lose], silent)
+            if not silent:
+                hosts[lose].kill()
+                time.sleep(0.5)
+            hosts[lose].cut()
+            hosts[lose].kill()
         if back is not None:
             time.sleep(5)
             for path in (folder / NAMES[0]).iterdir() if lose == 0 else ():
@@ -157,14 +161,6 @@ def play(
         result["largest_difference"] = difference(folder, folder.parent / like)
         result["same_state_dict"] = result["largest_difference"] == 0
     return result
-
-
-def cut_off(host: Host, silent: bool) -> None:
-    if not silent:
-        host.kill()
-        time.sleep(0.5)
-    host.cut()
-    host.kill()
 
 
 def bytes_sent(host: Host) -> int:
