@@ -21,8 +21,7 @@ TORCH = Path(torch.__file__).parent
 ENTRIES = list(catalogue().values())
 # C++ that only some builds of PyTorch hold: elsewhere nobody can look up what is quoted from it.
 ONLY_WITH = {
-    r"(c10/cuda|torch/csrc/(cuda|distributed/c10d))/.*|torch/csrc/Cuda.*": torch.version.cuda
-    is not None,
+    r"(c10/cuda|torch/csrc/(Cuda|cuda|distributed/c10d)).*": torch.version.cuda is not None,
     r"(aten/src/ATen/native/cuda|torch/include/ATen/cudnn)/.*": torch.version.cuda is not None,
     r"aten/src/ATen/mps/.*": torch.backends.mps.is_built(),
 }
