@@ -73,13 +73,6 @@ def name_cells(app, doctree):
                 write(block, re.sub(r"^-{75}\n(\w+) +(?=Traceback)", r"\1  ", text, flags=re.M))
 
 
-def label_folds(app, doctree):
-    """The code of a figure, of a table, of a diff: what it is of stands right below it."""
-    for cell in doctree.findall(lambda node: "prompt_show" in getattr(node, "attributes", ())):
-        if cell["prompt_show"].startswith("Show the code of this "):
-            cell["prompt_show"], cell["prompt_hide"] = _("Show the code"), _("Hide the code")
-
-
 def fold_answers(app, doctree):
     """What a cell prints is folded where the text above it asks the reader to predict it."""
     asked = False
@@ -129,7 +122,7 @@ def of_docstring(hunk):
 def setup(app):
     app.add_lexer("ipython-error", TracebackLexer)
     app.add_lexer("udiff", LinesLexer)
-    for change in (name_cells, label_folds, fold_answers, shorten_diffs):
+    for change in (name_cells, fold_answers, shorten_diffs):
         app.connect("doctree-read", change)
     for change in (name_folds, keep_options_whole):
         app.connect("html-page-context", change)

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -42,6 +43,13 @@ def pages(site):
         path.relative_to(site).as_posix(): BeautifulSoup(path.read_bytes(), "html.parser")
         for path in files
     }
+
+
+@pytest.fixture(scope="session")
+def index(site):
+    """For each page that can be found its address, its title and its sections."""
+    text = (site / "_static/search_index.js").read_text(encoding="utf-8")
+    return json.loads(text.removeprefix("const searchIndex = ").rstrip(";\n"))["pages"]
 
 
 def without_browser(reason):

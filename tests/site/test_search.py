@@ -14,12 +14,6 @@ OPENED = "search.html"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def index(site):
-    text = (site / "_static/search_index.js").read_text(encoding="utf-8")
-    return json.loads(text.removeprefix("const searchIndex = ").rstrip(";\n"))
-
-
 def ask(page, query):
     """Type a query on search.html; the addresses of the hits, within the site."""
     page.fill(".bd-search-container input", query)
@@ -55,7 +49,7 @@ def test_a_typing_error_is_corrected_and_hits_are_shown_in_groups(opened):
 
 
 def test_every_hit_leads_to_a_section_that_is_there(index, pages):
-    for page, _title, sections in index["pages"]:
+    for page, _title, sections in index:
         anchors = {tag["id"] for tag in pages[page].find_all(id=True)}
         assert {anchor for _heading, anchor, *_ in sections} - anchors == set()
 
