@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import gc
 import io
 import os
 import re
@@ -99,7 +100,10 @@ def run_on_ranks(program, *options, nproc=2):
     def one_rank():
         dist.destroy_process_group()  # the program joins its own, in a store of its own
         os.environ["MASTER_PORT"] = port
-        return run_here(program, *options, env={})
+        gc.disable()  # a DDP reducer that is freed after its group hangs or aborts (pytorch#179291)
+        done = run_here(program, *options, env={})
+        gc.freeze()
+        return done
 
     with mock.patch.dict(os.environ, WITHOUT_GPUS):
         return launch(one_rank, world_size=nproc, timeout=600, show="none")[0]
