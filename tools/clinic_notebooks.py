@@ -25,6 +25,14 @@ NEEDS = {
     "gpu": "You meet it on a machine with a GPU.",
     "2 gpus": "You meet it on a machine with two GPUs.",
 }
+FOLDED = {  # as the chapters' set-up is
+    "jupyter": {"source_hidden": True},
+    "mystnb": {
+        "code_prompt_hide": "Hide the imports and set-up",
+        "code_prompt_show": "Show the imports and set-up",
+    },
+    "tags": ["hide-input"],
+}
 TABLE = re.compile(r'errors\.of_chapter\("(\w+)"\)')
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussions)/(\d+)")
 
@@ -32,7 +40,9 @@ GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussio
 def clinic_notebook(part: str) -> nbformat.NotebookNode:
     """The notebook of one part of the catalogue, without outputs."""
     about = errors.page(part)
-    sections = {part: [markdown(f"# {about['title']}", HEAD["opening"]), code(about["setup"])]}
+    setup = code(about["setup"])
+    setup.metadata = FOLDED
+    sections = {part: [markdown(f"# {about['title']}", HEAD["opening"]), setup]}
     sections |= {error.id: entry(error) for error in catalogue().values() if error.part == part}
     for name, cells in sections.items():
         for number, cell in enumerate(cells):

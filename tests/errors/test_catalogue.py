@@ -22,7 +22,7 @@ ENTRIES = list(catalogue().values())
 # C++ that only some builds of PyTorch hold: elsewhere nobody can look up what is quoted from it.
 ONLY_WITH = {
     r"(c10/cuda|torch/csrc/(Cuda|cuda|distributed/c10d)).*": torch.version.cuda is not None,
-    r"(aten/src/ATen/native/cuda|torch/include/ATen/cudnn)/.*": torch.version.cuda is not None,
+    r"(aten/src/ATen/native/cud(a|nn)|torch/include/ATen/cudnn)/.*": torch.version.cuda is not None,
     r"aten/src/ATen/mps/.*": torch.backends.mps.is_built(),
 }
 NO_CELL = ("silent", "2 gpus")  # what hangs two GPUs can be neither shown nor quoted
