@@ -48,7 +48,7 @@ pdf: $(VENV)/tested  ## write the whole book as one PDF, _build/the-device-ladde
 zip: book  ## write the site to read without network, _build/the-device-ladder.zip
 	cd $(HTML) && $(CURDIR)/$(BIN)/python -m zipfile -c ../the-device-ladder.zip .
 
-# Here and below, three tests at a time: ranks wait for each other, so that two leave a third of two cores idle.
+# Here and below, three tests at a time, also on two cores: ranks often wait for each other.
 # With a thread each: threads that wait for a busy core are very slow.
 # PyTorch asks for the name of 127.0.0.1; a name server that is slow to answer costs 5 s without this.
 PYTEST := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3

@@ -50,6 +50,8 @@ def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
         assert entry.fails.strip() or entry.quoted.strip() or (entry.kind, entry.needs) == NO_CELL
         assert bool(entry.quoted) == bool(entry.source), entry.id
         assert entry.patterns or entry.kind in ("silent", "follows"), entry.id
+        prose = f"{entry.cause}\n{entry.fix}"
+        assert not re.search(r"^ *\d+[.)] ", prose, re.M), (entry.id, "Markdown makes a list of it")
         for text in entry.in_brief:
             sentence = " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", text).split())
             assert len(sentence) <= 110, (entry.id, sentence)
