@@ -16,7 +16,7 @@ REPORTS := _build/reports
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package tools refresh record pack kaggle test-oldest test-long bench dist publish venv clean
+.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-oldest test-long bench dist publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ book: venv _build/pages  ## build the site; what is unchanged since the last tim
 	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
 
 # What was ordered comes first: the chapters. A part that fails keeps no other from running.
-PARTS := lint notebooks package tools
+PARTS := lint notebooks package
 
 test: $(VENV)/tested  ## check the code, every output of every chapter, the packages and the tools
 	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
@@ -63,16 +63,13 @@ PART = $(PYTEST) --dist loadfile -m "not long" --durations=10 --junitxml=$(REPOR
 
 # CI measures which lines the tests run; pure Python takes half as long again.
 package: $(VENV)/tested
-	$(PART) $(if $(CONSTRAINTS),--cov --cov-report=term) --ignore=tests/site --ignore=tests/tools
+	$(PART) $(if $(CONSTRAINTS),--cov --cov-report=term) --ignore=tests/site
 
 # From scratch, minutes: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
 test-site: $(VENV)/tested  ## build the site from scratch and test it, also in a browser; needs Chromium
 	rm -rf $(HTML) _build/.doctrees
 	$(SPHINX)
 	TORCHLADDER_SITE=$(HTML) $(PART) tests/site
-
-tools: $(VENV)/tested
-	$(PART) tests/tools
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python tools/refresh.py
@@ -93,7 +90,7 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist
 	$(BIN)/python tools/hosted_notebooks.py
 
 test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
-	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package tools" test test-site
+	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package" test test-site
 
 test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
 	$(BIN)/pip install --quiet -e ".[ray]"

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -57,14 +58,14 @@ def train(rank, another_order):
     else:
         dist.barrier()  # line 18
 
-rank, another_order = int(sys.argv[1]), sys.argv[2] == "order"
+another_order, rank = sys.argv[1] == "order", int(os.fork() == 0)
 dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
 threading.Thread(target=train, args=(rank, another_order), daemon=True).start()
 while c10d._dump_fr_trace_json().count(b"record_id") < 2 + another_order:
     time.sleep(0.05)
 Path(f"trace_{rank}.json").write_bytes(c10d._dump_fr_trace_json())
 Path(f"trace_{rank}").write_bytes(c10d._dump_fr_trace())
-print("written", flush=True)
+os.write(1, b"written\\n")  # in one piece: both write here
 sys.stdin.read()  # until both have written
 os._exit(0)
 """
@@ -76,16 +77,13 @@ def hang(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hang")
     (folder / "train.py").write_text(HANG)
     environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
-    ranks = [
-        subprocess.Popen([sys.executable, "train.py", str(rank), request.param], cwd=folder,
-                         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for rank in (0, 1)
-    ]  # fmt: skip
+    ranks = subprocess.Popen(
+        [sys.executable, "train.py", request.param], cwd=folder, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
     try:
-        for process in ranks:
-            assert any(b"written" in line for line in process.stdout)
+        assert [ranks.stdout.readline() for _ in range(2)] == [b"written\n"] * 2
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        os.killpg(ranks.pid, signal.SIGKILL)
+        ranks.communicate()
     return request.param, folder

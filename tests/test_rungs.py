@@ -45,11 +45,13 @@ ADDED = {
 BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py", "5_fsdp_elastic.py", "6_hsdp.py")
 RANKED = (*BY_TORCHRUN, FAST.name)
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+# torchrun's --run-path --start-method=fork: ranks that need not import torch again.
+FORKED = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"} if sys.platform == "linux" else {}
 # In pieces: two ranks may write at once.
 GLOO = r"(\[Gloo\] Rank |\d+ is connected to \d+ peer ranks\. Expected number .* is : \d+)\n?"
 
 
-def run(name, *options, nproc=2, env=WITHOUT_GPUS):
+def run(name, *options, nproc=2, env=WITHOUT_GPUS | FORKED):
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     command = [sys.executable, *start * (name in RANKED), ROOT / "rungs" / name]
     # One thread: on a machine with other work, two that wait for each other are far slower.
