@@ -30,7 +30,7 @@ book: venv _build/pages  ## build the site; what is unchanged since the last tim
 # What was ordered comes first: the chapters. A part that fails keeps no other from running.
 PARTS := lint notebooks package
 
-test: $(VENV)/tested  ## check the code, every output of every chapter, the packages and the tools
+test: $(VENV)/tested  ## check the code, every output of every chapter, and the packages
 	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	echo; if [ "$$failed" ]; then echo "Failed:$$failed. To run only that again: make$$failed"; exit 1; fi; \
 	echo "All checks passed: $(PARTS)."
@@ -63,13 +63,13 @@ PART = $(PYTEST) --dist loadfile -m "not long" --durations=10 --junitxml=$(REPOR
 
 # CI measures which lines the tests run; pure Python takes half as long again.
 package: $(VENV)/tested
-	$(PART) $(if $(CONSTRAINTS),--cov --cov-report=term) --ignore=tests/site
+	$(PART) $(if $(CONSTRAINTS),--cov --cov-report=term) --ignore=tests/site --ignore=tests/tools
 
 # From scratch, minutes: Sphinx neither repeats an unchanged page's warnings nor removes pages that are gone.
-test-site: $(VENV)/tested  ## build the site from scratch and test it, also in a browser; needs Chromium
+test-site: $(VENV)/tested  ## build the site from scratch and test it, also in a browser, and the tools; needs Chromium
 	rm -rf $(HTML) _build/.doctrees
 	$(SPHINX)
-	TORCHLADDER_SITE=$(HTML) $(PART) tests/site
+	TORCHLADDER_SITE=$(HTML) $(PART) tests/site tests/tools
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python tools/refresh.py
