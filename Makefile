@@ -89,7 +89,7 @@ pack: venv  ## put what a machine without network needs to be recorded into dist
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist/kaggle
 	$(BIN)/python tools/hosted_notebooks.py
 
-test-oldest:  ## the tests of code and chapters on the oldest torch supported, in .venv-oldest
+test-oldest:  ## test and test-site on the oldest torch supported, in .venv-oldest; needs Chromium
 	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package" test test-site
 
 test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF

@@ -1,4 +1,4 @@
-"""The site of the sources as they are: built from scratch, or just now by ``make test``."""
+"""The site of the sources as they are: built from scratch, or just now by ``make test-site``."""
 
 import functools
 import http.server
