@@ -1,3 +1,4 @@
+import itertools
 import os
 import signal
 import subprocess
@@ -82,7 +83,8 @@ def hang(request, tmp_path_factory):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        assert [ranks.stdout.readline() for _ in range(2)] == [b"written\n"] * 2
+        said = (line for line in ranks.stdout if b"written" in line)  # until 2.12 gloo says more
+        assert len([*itertools.islice(said, 2)]) == 2
     finally:
         os.killpg(ranks.pid, signal.SIGKILL)
         ranks.communicate()
