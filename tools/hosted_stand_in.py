@@ -30,7 +30,7 @@ import hosted_notebooks
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "_build" / "hosted_stand_in"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-OTHERS = ["matplotlib", "safetensors", "tqdm", "cloudpickle", "ipykernel", "nbclient"]
+OTHERS = ["accelerate", "matplotlib", "safetensors", "tqdm", "cloudpickle", "ipykernel", "nbclient"]
 
 
 @dataclass(frozen=True)
