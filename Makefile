@@ -30,7 +30,7 @@ book: venv _build/pages  ## build the site; what is unchanged since the last tim
 # What was ordered comes first: the chapters. A part that fails keeps no other from running.
 PARTS := lint notebooks package
 
-test: $(VENV)/tested  ## check the code, every output of every chapter, and the packages
+test: $(VENV)/tested  ## check the code, the outputs of every chapter, and the packages
 	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	echo; if [ "$$failed" ]; then echo "Failed:$$failed. To run only that again: make$$failed"; exit 1; fi; \
 	echo "All checks passed: $(PARTS)."
