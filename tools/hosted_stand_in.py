@@ -64,7 +64,8 @@ COLAB = Stage(
     packages=(
         *("torch==2.11.*", "torchvision==0.26.*", "numpy==2.1.3", "matplotlib==3.10.0"),
         *("ipython==7.34.0", "ipykernel==6.17.1", "jupyter_client==7.4.9", "traitlets==5.7.1"),
-        *("safetensors==0.8.0", "tqdm==4.67.3", "cloudpickle==3.1.2", "nbclient==0.10.4"),
+        *("accelerate==1.14.0", "safetensors==0.8.0", "tqdm==4.67.3", "cloudpickle==3.1.2"),
+        "nbclient==0.10.4",
     ),
 )
 STAGES = {"kaggle": KAGGLE, "colab": COLAB}
