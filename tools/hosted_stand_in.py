@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,8 +155,10 @@ def environment(name: str) -> Path:
     stage, folder = STAGES[name], ROOT / f".venv-{name}"
     python = folder / "bin" / "python"
     if not (folder / "installed").exists():
-        theirs = shutil.which(stage.python) or sys.executable
-        subprocess.run([theirs, "-m", "venv", folder], check=True)
+        with suppress(OSError, subprocess.CalledProcessError):  # pyenv's names need not run
+            subprocess.run([stage.python, "-m", "venv", folder], check=True)
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *stage.packages], check=True)
         (folder / "installed").touch()
     return python
