@@ -52,7 +52,7 @@ def evaluate(model, batches):
 def target(path):
     """The file to write, behind any link: tried before the training, not after it."""
     path = Path(os.path.realpath(path))
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent):
+    with suppress(OSError), tempfile.TemporaryDirectory(suffix=path.name, dir=path.parent):
         if path.is_file() or not path.exists():
             return path
     raise SystemExit(f"Cannot write {path}: name a file in a folder that you can write to.")

@@ -124,7 +124,7 @@ def test_data_loader_workers_of_a_rank_work_and_end_with_it():
             return i
 
     def count():
-        options = {"num_workers": 1, "persistent_workers": True}
+        options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
         batches = torch.utils.data.DataLoader(Numbers(), 5, **options)
         return [batch.sum().item() for batch in batches]
 
