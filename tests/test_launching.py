@@ -285,7 +285,20 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, 
         assert "dist.all_reduce(torch.ones(extra))" in lines[1]
         assert "dist.all_reduce(torch.ones(1000))" in lines[0]
         assert f"{__file__}, line " in first
-        assert f'{__file__}", line ' in then
+        assert __file__ in then  # its traceback; or where it is, if gloo has not told it
+
+
+def test_a_rank_that_goes_on_after_another_has_aborted_is_asked_where_it_is():
+    def work():
+        if dist.get_rank() == 0:
+            os.abort()
+        time.sleep(HANG)
+
+    with pytest.raises(LaunchError, match="rank 0 of 2 was killed by SIGABRT") as caught:
+        launch(work)
+    first, _, then = str(caught.value).partition("rank 1 was at:")
+    assert "os.abort()" in first
+    assert "time.sleep(HANG)" in then
 
 
 def test_a_rank_that_aborts_because_another_is_gone_is_not_blamed():

@@ -285,21 +285,23 @@ def _place(r: _Rank, seconds: float = 0.0) -> str:
 
 def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
     """What to raise, if anything; asks the ranks that still run where they are."""
-    if failures := [r.reply for r in ranks if r.failed]:
-        return _blame(failures)
     unfinished = [r for r in ranks if not r.reply]
+    if failures := [r.reply for r in ranks if r.failed]:
+        return _blame(failures, unfinished)
     if not unfinished:
         return None
     names = " and ".join(f"rank {r.rank}" for r in unfinished)
     text = f"{names} of {len(ranks)} still running after {timeout:g} s"
-    for r in unfinished:
-        with suppress(ProcessLookupError):  # it may have ended just now
-            os.kill(r.process.pid, signal.SIGUSR1)
-        text += _place(r, 5.0)
-    return TimeoutError(text)
+    return TimeoutError(text + "".join(map(_place_now, unfinished)))
 
 
-def _blame(failures: list[LaunchError]) -> LaunchError:
+def _place_now(r: _Rank) -> str:
+    with suppress(ProcessLookupError):  # it may have ended just now
+        os.kill(r.process.pid, signal.SIGUSR1)
+    return _place(r, 5.0)
+
+
+def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
     """The error of the rank that failed first; the others fail because it is gone."""
 
     def order(failure: LaunchError) -> tuple:
@@ -313,9 +315,10 @@ def _blame(failures: list[LaunchError]) -> LaunchError:
 
     first, *others = sorted(failures, key=order)
     # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
-    # rank that sent it, so that one's traceback is told too.
+    # rank that sent it, so that one's traceback is told too, or where it waits for an answer.
     if "SIGABRT" in str(first):
-        first.args = ("\n\n".join(map(str, [first, *others])), *first.args[1:])
+        told = [*map(str, [first, *others]), *map(str.lstrip, map(_place_now, unfinished))]
+        first.args = ("\n\n".join(filter(None, told)), *first.args[1:])
     return first
 
 
