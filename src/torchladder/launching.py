@@ -296,6 +296,7 @@ def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
 
 
 def _place_now(r: _Rank) -> str:
+    """Where a rank is that still runs."""
     with suppress(ProcessLookupError):  # it may have ended just now
         os.kill(r.process.pid, signal.SIGUSR1)
     return _place(r, 5.0)
@@ -317,7 +318,8 @@ def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
     # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
     # rank that sent it, so that one's traceback is told too, or where it waits for an answer.
     if "SIGABRT" in str(first):
-        told = [*map(str, [first, *others]), *map(str.lstrip, map(_place_now, unfinished))]
+        told = [str(failure) for failure in (first, *others)]
+        told += [_place_now(r).lstrip() for r in unfinished]
         first.args = ("\n\n".join(filter(None, told)), *first.args[1:])
     return first
 
