@@ -55,7 +55,8 @@ def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str
             result["kills"] += 1
             result["lost"] += not all(map(is_right, files)) or newest_step(folder) < saved
             result["files checked"] += len(files)
-        result["half-written files"] = len(list(Path(folder).glob(f".*{LEFTOVER}")))
+            # Of this kill: the next save removes it.
+            result["half-written files"] += len(list(Path(folder).glob(f".*{LEFTOVER}")))
         server.stdin.close()
     return result
 

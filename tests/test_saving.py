@@ -15,6 +15,7 @@ from running import NO_CHECKSUMS, full_disk
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from torchclinic.writing import LEFTOVER
 from torchladder import checkpoint, training
 from torchladder.checkpoint import files_in
 from torchladder.data import balanced_subset, load_dataset
@@ -42,6 +43,17 @@ def test_a_full_disk_costs_only_the_new_file(tmp_path, monkeypatch):
         checkpoint.save(tmp_path, parts, step=2, best=True)
     assert raised.value.errno == errno.EFBIG
     assert raised.value.filename == str(tmp_path / "step_00000002.pt")
+    write, written = checkpoint._write, []
+
+    def disk_full_at_the_second(saved, path):
+        written.append(path)
+        with full_disk() if len(written) == 2 else contextlib.nullcontext():
+            write(saved, path)
+
+    monkeypatch.setattr(checkpoint, "_write", disk_full_at_the_second)
+    with pytest.raises(OSError, match="File too large; not saved, and earlier"):
+        checkpoint.save(tmp_path, parts, step=2, best=True)
+    assert torch.load(tmp_path / "best.pt")["step"] == 1
     monkeypatch.setattr(os, "fsync", no_space)  # full only when the file is flushed
     with pytest.raises(OSError, match=r"No space left on device; not saved.*step_00000002.pt"):
         checkpoint.save(tmp_path, parts, step=2)
@@ -59,7 +71,8 @@ def test_the_names_in_the_file_are_those_of_the_model_itself(tmp_path):
     saved = torch.load(path, weights_only=True)
     assert list(saved["model"]) == ["weight", "bias"]
     assert list(saved) == [
-        "model", "optimizer", "epoch", "batch", "step", "rng", "run", "classes", "versions"
+        "model", "optimizer", "epoch", "batch", "step", "rng", "run", "classes", "versions",
+        "number",
     ]  # fmt: skip
     assert saved["versions"]["torch"] == torch.__version__
     checkpoint.load(path, parts_of(torch.compile(other)))
@@ -104,6 +117,22 @@ def test_what_could_not_be_loaded_is_not_saved_and_its_type_is_named(tmp_path):
     assert not os.listdir(tmp_path)
 
 
+def test_a_setting_that_no_resumed_run_could_have_is_refused(tmp_path):
+    for value in (float("nan"), [float("nan")], torch.ones(2), lambda: 1):
+        with pytest.raises(ValueError, match=r"run\['w'\] is .* own copy.*; not saved"):
+            checkpoint.save(tmp_path, linear(), step=1, run={"w": value})
+    assert not os.listdir(tmp_path)
+
+
+def test_what_killed_saves_left_half_written_goes_with_the_next_save(tmp_path):
+    left = tmp_path / f".step_00000001.pt.0a1b2c3d{LEFTOVER}"
+    other = tmp_path / f".weights.safetensors.0a1b2c3d{LEFTOVER}"
+    for path in (left, other):
+        path.write_text("half")
+    checkpoint.save(tmp_path, linear(), step=2)
+    assert (left.exists(), other.exists()) == (False, True)
+
+
 def test_two_things_of_one_name_are_refused_before_anything_is_written(tmp_path):
     model = nn.Linear(2, 1)
     for parts, more, name in [
@@ -128,7 +157,7 @@ def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path)
     assert all(entry.CRC for entry in zipfile.ZipFile(path).infolist())
 
 
-def test_the_newest_files_stay_by_number_and_later_ones_are_not_touched(tmp_path, monkeypatch):
+def test_the_files_saved_last_stay_and_damaged_ones_are_not_touched(tmp_path, monkeypatch):
     there, unlink = [], Path.unlink
 
     def noted_unlink(path, **options):

@@ -5,12 +5,13 @@ A checkpoint is one dict in one file, such as ``step_00000431.pt``, that ``torch
 model's under its names when unwrapped, so that every rung can load it; ``epoch``, ``batch`` and
 ``step``: how many are done, which with the seed is the sampler's position; ``rng``: the states of
 each rank's random generators; ``run``: the settings that must stay; ``classes`` of the parts;
-``versions``; and what else the caller gives.
+``versions``; ``number``: which save of the folder it was; and what else the caller gives.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import platform
@@ -19,6 +20,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,10 @@ from torch import Tensor, nn
 from torch.utils.serialization import config
 
 from torchclinic.modules import unwrapped
-from torchclinic.writing import atomic_file
+from torchclinic.writing import LEFTOVER, atomic_file
 from torchladder import __version__
 
-_OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions")
+_OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions", "number")
 _VERSIONS = {  # of what decides the numbers that a run computes
     "torch": str(torch.__version__),  # of a class that weights_only would refuse
     "numpy": np.__version__,
@@ -63,7 +65,8 @@ def save(
     """Write a checkpoint to ``folder/step_<step>.pt``, atomically; the path of the file.
 
     All ranks of a process group call this together. Rank 0 writes while the others wait, and if
-    it fails, it fails on all of them.
+    it fails, it fails on all of them. A folder is for one run at a time: what killed saves left
+    half-written in it is removed.
 
     Parameters
     ----------
@@ -73,11 +76,12 @@ def save(
     step, epoch, batch : int
         How many are done: steps in all, epochs, and batches of the next epoch.
     run : dict, optional
-        Settings that must be the same when the run is resumed.
+        Settings that must be the same when the run is resumed: numbers, strings, and the like.
     of_each_rank : dict, optional
         What each rank has for itself; the file holds a list by rank under each key.
     keep : int
-        How many files stay; older ones go once this one is safely on the disk.
+        How many files stay; those saved before them go once this one is safely on the disk, also
+        those of later steps, from an attempt that was given up.
     best : bool
         Write ``best.pt``, too.
     no_dist : bool
@@ -90,8 +94,8 @@ def save(
     OSError
         If the disk is full, or not all ranks call this within ten minutes. Files stay as they were.
     ValueError
-        If two things have one name, a tensor is sharded, or ``weights_only=True`` would not load
-        what was given.
+        If two things have one name, a tensor is sharded, ``weights_only=True`` would not load
+        what was given, or a setting in `run` could not be compared later: a tensor, NaN.
 
     Examples
     --------
@@ -102,7 +106,7 @@ def save(
     ...     print(path.name, list(torch.load(path)["model"]))
     step_00000007.pt ['weight', 'bias']
     """
-    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
+    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more], run or {})
     path = Path(folder, f"step_{step:08d}.pt")
     rank, world_size = _meet(f"checkpoint.save to {path}", no_dist)
     by_rank = [{"rng": _rng_state(), **(of_each_rank or {})}] * world_size
@@ -127,17 +131,34 @@ def save(
 
 
 def files_in(folder: str | os.PathLike) -> list[Path]:
-    """The files that `save` wrote to `folder`, the newest last; not ``best.pt``."""
+    """The files that `save` wrote to `folder`, the last saved last; not ``best.pt``.
+
+    After a return to an earlier file, that need not be the one of the last step.
+    """
     files = Path(folder).glob("step_*.pt")
-    return sorted((p for p in files if re.fullmatch(r"step_\d{8,}\.pt", p.name)), key=_step_of)
+    return sorted((p for p in files if re.fullmatch(r"step_\d{8,}\.pt", p.name)), key=_number_of)
 
 
-def _step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step_"))
+def _number_of(path: Path) -> float:
+    """Which save of its folder a file was: a copy has another date. Of a damaged one, infinity."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return int(saved["number"])
+    except Exception:  # a damaged file can make it raise anything; `load` says that it is damaged
+        return math.inf
 
 
-def _check_arguments(keep: int, step: int, names: list[str]) -> None:
+def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, Any]) -> None:
     """Raise a ValueError before anything is written."""
+    for key, value in run.items():
+        same = None
+        with suppress(Exception):  # of whatever kind cannot be copied or compared
+            same = pickle.loads(pickle.dumps(value)) == value
+        if same is not True:
+            raise ValueError(
+                f"run[{key!r}] is {value!r:.60}, which does not equal its own copy, so no resumed "
+                "run could have the same; not saved. Give numbers, strings, or lists of them."
+            )
     if keep < 1 or step < 0:
         raise ValueError(f"keep={keep}, step={step}: keep at least 1 file; steps count from 0.")
     # Of two things under one name, the second would replace the first in the file.
@@ -151,16 +172,20 @@ def _check_arguments(keep: int, step: int, names: list[str]) -> None:
 def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The best first: killed in between, the run goes on from before and finds it once more.
-        for target in [path.with_name("best.pt"), path] if best else [path]:
-            with atomic_file(target) as temporary:
-                _write(checkpoint, temporary)
+        for half_written in path.parent.glob(f".*.pt.*{LEFTOVER}"):
+            half_written.unlink(missing_ok=True)
+        numbers = {p: n for p in files_in(path.parent) if (n := _number_of(p)) < math.inf}
+        checkpoint["number"] = 1 + max(numbers.values(), default=0)
+        # Both are written before one takes its place, and the best is the first to do so: killed
+        # in between, the run goes on from before and finds it once more.
+        with ExitStack() as files:
+            for target in [path, path.with_name("best.pt")] if best else [path]:
+                _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
         raise type(error)(error.errno, what, str(path)) from error
-    # Files of later steps are damaged, or of an attempt given up: not ours to remove.
-    ours = [p for p in files_in(path.parent) if _step_of(p) <= checkpoint["step"]]
-    for old in ours[:-keep]:
+    # What cannot be read is not known to be ours to remove.
+    for old in [old for old in numbers if old != path][: -(keep - 1) or None]:
         old.unlink(missing_ok=True)
 
 
@@ -239,7 +264,8 @@ def load(
     OSError
         If a file is named that is not there, or one cannot be read.
     ValueError
-        If it is of another model or another run, or every file is damaged.
+        If it is of another model or another run, or every file is damaged. Models are then as they
+        were, as they are if the state of another part does not fit.
 
     Examples
     --------
@@ -258,8 +284,9 @@ def load(
         return None
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     _check_agreement(path.name, checkpoint, parts, run or {})
-    for name, part in parts.items():
-        unwrapped(part).load_state_dict(checkpoint[name])
+    # Models last: theirs has been compared, of another part's only the class.
+    for name in sorted(parts, key=lambda name: isinstance(parts[name], nn.Module)):
+        unwrapped(parts[name]).load_state_dict(checkpoint[name])
     _set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
     if rank == 0:
         print(_message(path.name, checkpoint, world_size), file=sys.stderr, flush=True)
@@ -332,9 +359,10 @@ def _shapes_and_classes(models: Mapping[str, Any], classes: Mapping[str, str]) -
     described = {key: kind for key, kind in classes.items() if key not in models}
     for key, state in models.items():
         for name, value in state.items():
+            kind = type(value).__name__  # of extra state, which can be anything
             if isinstance(value, Tensor):
                 kind = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-                described[f"{key}'s {name}"] = kind
+            described[f"{key}'s {name}"] = kind
     return described
 
 

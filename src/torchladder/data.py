@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,8 +137,11 @@ def _find(folder: Path, *names: str) -> list[Path]:
 def _fashion_mnist_small(folders: list[Path]) -> ImageData:
     if not BUNDLED.exists():  # the package's source was copied without its data
         return balanced_subset(_fashion_mnist(folders), 1200, 200)
-    with np.load(BUNDLED) as arrays:  # a zip archive: its checksums are compared
-        return _fashion("fashion_mnist_small", arrays)
+    try:
+        with np.load(BUNDLED) as arrays:  # a zip archive: its checksums are compared
+            return _fashion("fashion_mnist_small", arrays)
+    except (zipfile.BadZipFile, EOFError, KeyError, ValueError, zlib.error) as error:
+        raise ValueError(f"{BUNDLED} is damaged ({error}): install the package again.") from error
 
 
 def _fashion_mnist(folders: list[Path]) -> ImageData:
@@ -274,22 +278,29 @@ def dataloader(
     For training, each rank gets equally many: up to n - 1 images are read twice. Test images are
     each read once, by one rank.
 
+    What `workers` draw at random depends on `seed`, the rank, and the epoch and batch at which they
+    are started: a resumed run draws numbers of its own.
+
     Raises
     ------
     ValueError
         If the split is empty or cannot be indexed, or a number cannot be.
     """
     dataset = _dataset(data, split)
+    sampler = _sampler(split, dataset, seed, rank, world_size)
+    # Each epoch begins with a random number for the workers. From the global generator, it would
+    # change what dropout draws afterwards.
+    for_workers = torch.Generator().manual_seed(seed + rank)
+    if isinstance(sampler, _ShuffledSampler):
+        sampler.for_workers = for_workers
     return DataLoader(
         dataset,
         batch_size,
-        sampler=_sampler(split, dataset, seed, rank, world_size),
+        sampler=sampler,
         num_workers=workers,
         # An `_ImageSet` has made the batch, a tuple: nothing to collate.
         collate_fn=tuple if isinstance(dataset, _ImageSet) else None,
-        # Each epoch begins with a random number for the workers. From the global generator, it
-        # would change what dropout draws afterwards.
-        generator=torch.Generator().manual_seed(seed + rank),
+        generator=for_workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
     )
@@ -347,11 +358,14 @@ class _ShuffledSampler(DistributedSampler):
     """`DistributedSampler` that can begin an epoch in the middle, as a resumed run must."""
 
     start = 0
+    for_workers: torch.Generator  # from which a `dataloader` takes its workers' seeds
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch's order, and how many of this rank's images are left out of it."""
         super().set_epoch(epoch)
         self.start = start
+        place = epoch * len(self) + start
+        self.for_workers.manual_seed(self.seed + self.rank + self.num_replicas * place)
 
     def __iter__(self) -> Iterator[int]:
         return islice(super().__iter__(), self.start, None)
@@ -362,6 +376,8 @@ def _sampler(
 ) -> _ShuffledSampler | range:
     if len(dataset) == 0:
         raise ValueError(f"The {split} split is empty: there is nothing to train on or evaluate.")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank}, world_size={world_size}: ranks are 0 to world_size - 1.")
     if split == "train":
         return _ShuffledSampler(dataset, world_size, rank, shuffle=True, seed=seed)
     # DistributedSampler would repeat images to give each rank as many, and count them twice.

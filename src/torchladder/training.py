@@ -120,8 +120,9 @@ def train(
         Processes that load the data ahead.
     checkpoint_dir, checkpoint_every : path, int, optional
         Save there after every epoch (the best by test accuracy is ``best.pt``), and every so
-        many steps; go on from the newest whole checkpoint that is there already. A folder is for
-        one run at a time.
+        many steps; go on from the newest whole checkpoint that is there already: on the CPU, on
+        as many ranks and without draws in `workers`, bit for bit. A folder is for one run at a
+        time.
     on_step : callable, optional
         Called with the `TrainState` after every step, on every rank.
 
@@ -129,6 +130,8 @@ def train(
     ------
     ValueError, OSError
         For a setting that cannot work or a checkpoint of another run, before anything is trained.
+    TypeError
+        If `model` is a class, and not a model.
     FloatingPointError
         If an epoch's loss, or what would be saved, is not finite. Files stay as they were.
     """
@@ -136,7 +139,7 @@ def train(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
     settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
     settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
-    _check_settings(epochs, rung, precision)
+    _check_settings(model, epochs, lr, rung, precision)
     _check_folder(checkpoint_dir, checkpoint_every)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
     options = {"batch_size": batch_size, "seed": seed, "workers": workers, "rank": rank}
@@ -150,6 +153,8 @@ def train(
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     state = TrainState(model, wrapped, optimizer, schedule, precision, rank, world_size, settings)
     state.folder = checkpoint_dir
+    if checkpoint_dir is not None and world_size > 2:
+        _order_buckets(state, batches[0])
     state.resume()
     _train_epochs(state, *batches, checkpoint_every, on_step)
     return state.history
@@ -300,6 +305,25 @@ def _train_epochs(
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
 
 
+def _order_buckets(state: TrainState, batches: DataLoader) -> None:
+    """Have DDP sum gradients in the order of an unbroken run's later steps, if one is to go on.
+
+    DDP deals the gradients out to buckets anew once it has seen, in a first backward pass, in which
+    order they come. From three ranks on, the order in which a number is summed depends on its place
+    in the bucket. What the two passes change is loaded from the checkpoint afterwards.
+    """
+    is_resumed = torch.tensor(bool(checkpoint.files_in(state.folder)), device=state.device)
+    dist.all_reduce(is_resumed, dist.ReduceOp.MAX)  # also if a slow disk shows it to some alone
+    if is_resumed:
+        samples = DataLoader(batches.dataset, batches.batch_size, collate_fn=batches.collate_fn)
+        images, labels = (tensor.to(state.device) for tensor in next(iter(samples)))
+        for _ in range(2):
+            with state.autocast:
+                loss = F.cross_entropy(state.wrapped(images), labels)
+            loss.backward()
+        state.optimizer.zero_grad()
+
+
 def _share_buffers(model: nn.Module) -> None:
     """Give every rank rank 0's buffers, which are those that a checkpoint holds.
 
@@ -377,6 +401,8 @@ def _add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None
     ``loss`` is a mean, without a graph. The last batch is often smaller: a mean of means would be
     wrong.
     """
+    if labels.dim() != 1:
+        raise ValueError(f"Labels of shape {tuple(labels.shape)}: give one class number per image.")
     sums[0].add_(loss, alpha=len(labels))
     sums[1].add_((logits.argmax(1) == labels).sum())
     sums[2] += len(labels)
@@ -451,10 +477,14 @@ def _described(data: ImageData | Sequence[Dataset]) -> str:
     return " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
 
 
-def _check_settings(epochs: int, rung: str, precision: str) -> None:
+def _check_settings(model: nn.Module, epochs: int, lr: float, rung: str, precision: str) -> None:
     """Raise a ValueError for a setting of `train` that cannot work."""
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs}: train for at least one.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {model!r:.60}: give a model, such as MLP(784).")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise ValueError(f"epochs={epochs!r}: give a whole number, at least 1.")
+    if not isinstance(lr, float | int):
+        raise ValueError(f"lr={lr!r}: give a number.")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
     # parallel_apply hands on to its threads that autocast is on, but not its dtype.
@@ -468,6 +498,8 @@ def _check_folder(folder: str | os.PathLike | None, every: int | None) -> None:
         raise ValueError(f"checkpoint_every={every}: name a checkpoint_dir, and at least 1 step.")
     if folder is None:
         return
+    if Path(folder).is_file():
+        raise FileExistsError(f"checkpoint_dir={str(folder)!r} is a file: name a folder.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written: name another folder.")
