@@ -121,7 +121,7 @@ def test_idx_files_are_found_wherever_they_usually_lie(
     assert same(load_dataset("fashion_mnist"), expected)
 
 
-def test_damaged_files_and_other_data_sets_are_named(elsewhere, full_size):
+def test_damaged_files_and_other_data_sets_are_named(elsewhere, full_size, monkeypatch):
     _, files = full_size
     test_images, labels = "t10k-images-idx3-ubyte", "train-labels-idx1-ubyte"
     train_images, folder = "train-images-idx3-ubyte", elsewhere / "debian"
@@ -143,6 +143,12 @@ def test_damaged_files_and_other_data_sets_are_named(elsewhere, full_size):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(ValueError, match=rf"{labels}\.gz is damaged"):
         load_dataset("fashion_mnist")
+    for spoilt in (b"", data.BUNDLED.read_bytes()[:-100], b"PK" + bytes(100)):
+        monkeypatch.setattr(data, "BUNDLED", elsewhere / "spoilt.npz")
+        data.BUNDLED.write_bytes(spoilt)
+        with pytest.raises(ValueError, match=r"spoilt.npz is damaged.*install the package again"):
+            load_dataset()
+        monkeypatch.undo()
 
 
 def test_a_set_that_is_not_whole_says_where_it_looked_and_the_two_ways(elsewhere, full_size):
@@ -232,6 +238,9 @@ def test_what_cannot_be_dealt_out_to_batches_is_refused(small):
             dataloader(wrong, split)
     with pytest.raises(ValueError, match="train split is empty"):
         DeviceBatches(balanced_subset(small, 0, 1), device=CPU)
+    for split in ("train", "test"):
+        with pytest.raises(ValueError, match="rank=3, world_size=2: ranks are 0 to world_size - 1"):
+            dataloader(small, split, rank=3, world_size=2)
 
 
 # --- augmentation -------------------------------------------------------------------------------

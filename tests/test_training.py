@@ -190,7 +190,9 @@ def test_on_step_sees_every_step_with_its_loss_and_learning_rate(data):
 def test_bad_arguments_are_named_before_anything_is_trained(data):
     samples = as_pair(data)
     for given, arguments, message in [
-        (data, {"epochs": 0}, "epochs=0: train for at least one"),
+        (data, {"epochs": 0}, "epochs=0: give a whole number, at least 1"),
+        (data, {"epochs": 2.5}, "epochs=2.5: give a whole number, at least 1"),
+        (data, {"lr": "0.1"}, "lr='0.1': give a number"),
         (data, {"rung": "tpu"}, "No rung 'tpu': choose one of cpu, gpu, dp, ddp"),
         (data, {"rung": "ddp"}, "Rung 'ddp' needs a process group: start the program"),
         (data, {"precision": "int8"}, "precision='int8': choose one of fp32, fp16-mixed, bf16-mix"),
@@ -209,6 +211,10 @@ def test_bad_arguments_are_named_before_anything_is_trained(data):
         assert torch.equal(before, next(model.parameters()))
     with pytest.raises(ValueError, match="No batches"):
         evaluate(MLP(), [])
+    with pytest.raises(ValueError, match=r"Labels of shape \(2, 5\): give one class number per im"):
+        evaluate(nn.Unflatten(1, (3, 5)), [(torch.zeros(2, 15), torch.zeros(2, 5).long())])
+    with pytest.raises(TypeError, match=r"model is <class .*MLP'>: give a model, such as MLP"):
+        train(MLP, data)
 
 
 def test_rung_gpu_takes_the_first_gpu_or_says_why_there_is_none(monkeypatch):

@@ -288,11 +288,6 @@ def dataloader(
     """
     dataset = _dataset(data, split)
     sampler = _sampler(split, dataset, seed, rank, world_size)
-    # Each epoch begins with a random number for the workers. From the global generator, it would
-    # change what dropout draws afterwards.
-    for_workers = torch.Generator().manual_seed(seed + rank)
-    if isinstance(sampler, _ShuffledSampler):
-        sampler.for_workers = for_workers
     return DataLoader(
         dataset,
         batch_size,
@@ -300,7 +295,9 @@ def dataloader(
         num_workers=workers,
         # An `_ImageSet` has made the batch, a tuple: nothing to collate.
         collate_fn=tuple if isinstance(dataset, _ImageSet) else None,
-        generator=for_workers,
+        # Each epoch begins with a random number for the workers. From the global generator, it
+        # would change what dropout draws afterwards.
+        generator=getattr(sampler, "for_workers", torch.Generator().manual_seed(seed + rank)),
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
     )
@@ -358,7 +355,10 @@ class _ShuffledSampler(DistributedSampler):
     """`DistributedSampler` that can begin an epoch in the middle, as a resumed run must."""
 
     start = 0
-    for_workers: torch.Generator  # from which a `dataloader` takes its workers' seeds
+
+    def __init__(self, dataset: Dataset, world_size: int, rank: int, seed: int) -> None:
+        super().__init__(dataset, world_size, rank, shuffle=True, seed=seed)
+        self.for_workers = torch.Generator().manual_seed(seed + rank)  # gives them their seeds
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch's order, and how many of this rank's images are left out of it."""
@@ -379,6 +379,6 @@ def _sampler(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}, world_size={world_size}: ranks are 0 to world_size - 1.")
     if split == "train":
-        return _ShuffledSampler(dataset, world_size, rank, shuffle=True, seed=seed)
+        return _ShuffledSampler(dataset, world_size, rank, seed)
     # DistributedSampler would repeat images to give each rank as many, and count them twice.
     return range(rank, len(dataset), world_size)
