@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-import torchvision.transforms.functional as TF
 from torch.utils.data import IterableDataset, TensorDataset
 
 from torchladder import data
-from torchladder.data import DeviceBatches, balanced_subset, dataloader, flip_and_crop, load_dataset
+from torchladder.data import DeviceBatches, balanced_subset, dataloader, load_dataset
 
 CPU = torch.device("cpu")
 
@@ -241,37 +240,3 @@ def test_what_cannot_be_dealt_out_to_batches_is_refused(small):
     for split in ("train", "test"):
         with pytest.raises(ValueError, match="rank=3, world_size=2: ranks are 0 to world_size - 1"):
             dataloader(small, split, rank=3, world_size=2)
-
-
-# --- augmentation -------------------------------------------------------------------------------
-
-
-def every_flip_and_crop(image, padding):
-    """What torchvision makes of one image: each shift, as it is and mirrored."""
-    height, width = image.shape[-2:]
-    padded, shifts = TF.pad(image, padding), range(2 * padding + 1)
-    crops = [TF.crop(padded, top, left, height, width) for top in shifts for left in shifts]
-    return torch.stack([*crops, *map(TF.hflip, crops)])
-
-
-def test_each_flip_and_shift_occurs_equally_often_and_is_torchvisions():
-    image = torch.rand(1, 6, 5)
-    generator = torch.Generator().manual_seed(0)
-    made = flip_and_crop(image.expand(10_000, -1, -1, -1), padding=2, generator=generator)
-    same = (made[:, None] == every_flip_and_crop(image, 2)).flatten(2).all(2)
-    assert same.shape == (10_000, 50)
-    assert (same.sum(1) == 1).all()
-    # 200 of each are expected, and 14 more or fewer is the standard deviation.
-    assert same.sum(0).min() > 130
-    assert same.sum(0).max() < 270
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_all_channels_of_an_image_move_alike_and_no_other_image_comes_in(dtype):
-    images = torch.randint(1, 255, (40, 3, 7, 5)).to(dtype)
-    before = images.clone()
-    made = flip_and_crop(images, padding=3)
-    assert made.dtype == dtype
-    assert torch.equal(images, before)
-    for image, result in zip(images, made, strict=True):
-        assert any(torch.equal(result, way) for way in every_flip_and_crop(image, 3))

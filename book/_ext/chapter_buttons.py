@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from translation import _
 
 TOOLS = Path(__file__).parents[2] / "tools"
 BUTTONS = """
@@ -33,12 +32,12 @@ ON_RUNG = {"faster_on_one_gpu": "2", "inside_ddp": "4"}
 def ladder(app, chapter, pathto):
     """The rungs as links, that of the chapter lit."""
     names = {
-        "1": ("cpu", _("CPU")),
-        "2": ("gpu", _("one GPU")),
-        "3": ("dp", _("DP")),
-        "4": ("ddp", _("DDP")),
-        "5": ("fsdp", _("FSDP")),
-        "6": ("hsdp", _("HSDP")),
+        "1": ("cpu", "CPU"),
+        "2": ("gpu", "one GPU"),
+        "3": ("dp", "DP"),
+        "4": ("ddp", "DDP"),
+        "5": ("fsdp", "FSDP"),
+        "6": ("hsdp", "HSDP"),
     }
     chapters = sorted(page for page in app.env.all_docs if re.match(r"notebooks/\d\d_", page))
     rungs = {found[1]: page for page in chapters if (found := re.search(r"_rung_(\d)_", page))}
@@ -49,7 +48,7 @@ def ladder(app, chapter, pathto):
         rung, name = names[number]
         link = f'<a href="{pathto(page)}"{lit}><b>{number}</b> {name}</a>'
         links += f'<li data-rung="{rung}">{link}</li>'
-    return f'<nav class="rungs" aria-label="{_("The ladder")}"><ol>{links}</ol></nav>'
+    return f'<nav class="rungs" aria-label="The ladder"><ol>{links}</ol></nav>'
 
 
 def add_buttons(app, page, template, context, doctree):
@@ -61,14 +60,14 @@ def add_buttons(app, page, template, context, doctree):
         file = f"hosted/{chapter}.ipynb"
         published = published_path(app.config, file)
         notebook, more = context["pathto"](file, resource=True), context["pathto"]("book/hosted")
-        hosted = panel("on-kaggle", _("Run on Kaggle"), steps_on_kaggle(notebook, more, published))
+        hosted = panel("on-kaggle", "Run on Kaggle", steps_on_kaggle(notebook, more, published))
         if published:
             address = f"https://colab.research.google.com/github/{published}"
-            hosted += LINK.format(address=escape(address), label=_("Open in Colab"))
+            hosted += LINK.format(address=escape(address), label="Open in Colab")
         else:
-            hosted += panel("on-colab", _("Open in Colab"), steps_on_colab(notebook, more))
+            hosted += panel("on-colab", "Open in Colab", steps_on_colab(notebook, more))
     source = context["pathto"](f"_sources/{context['sourcename']}", resource=True)
-    buttons = BUTTONS.format(source=escape(source), download=_("Download"), hosted=hosted)
+    buttons = BUTTONS.format(source=escape(source), download="Download", hosted=hosted)
     above = ladder(app, chapter, context["pathto"]) if re.match(r"\d\d_", chapter) else ""
     context["body"] = context["body"].replace("</h1>", f"</h1>{above}{buttons}", 1)
 
@@ -80,38 +79,28 @@ def panel(name, label, steps):
 
 def steps_on_kaggle(notebook, more, published):
     """What to click, as Markdown; `published` is the notebook's path on GitHub, or None."""
-    steps = [
-        _(
-            "<a {file}>Download this notebook for Kaggle</a>, one file that brings the book's "
-            "package along."
-        ).format(file=f'href="{notebook}" download'),
-        _(
-            "On [kaggle.com/code](https://www.kaggle.com/code), choose *New Notebook*, then "
-            "*File > Import Notebook*, and give it that file."
-        ),
-        _(
-            "Choose *Settings > Accelerator > GPU T4 x2*, and run the first cell. It says what the "
-            "session has, and what to click if something is missing."
-        ),
-    ]
-    lines = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    lines += ["", _("[More about Kaggle]({page})").format(page=more)]
-    if published:
-        address = f"https://kaggle.com/kernels/welcome?src=https://github.com/{published}"
-        or_import = _("Or [let Kaggle fetch this notebook]({address}), then go on with step 3.")
-        lines += ["", or_import.format(address=address)]
-    return "\n".join(lines)
+    address = f"https://kaggle.com/kernels/welcome?src=https://github.com/{published}"
+    fetch = f"Or [let Kaggle fetch this notebook]({address}), then go on with step 3."
+    return f"""
+1. <a href="{notebook}" download>Download this notebook for Kaggle</a>, one file that brings the
+   book's package along.
+2. On [kaggle.com/code](https://www.kaggle.com/code), choose *New Notebook*, then
+   *File > Import Notebook*, and give it that file.
+3. Choose *Settings > Accelerator > GPU T4 x2*, and run the first cell. It says what the session
+   has, and what to click if something is missing.
+
+[More about Kaggle]({more})
+{fetch if published else ""}"""
 
 
 def steps_on_colab(notebook, more):
     """What to click where the notebook cannot be fetched, as Markdown."""
-    step = _(
-        "<a {file}>Download this notebook for Colab</a>, give it to "
-        "[colab.research.google.com](https://colab.research.google.com) by *File > Upload "
-        "notebook*, and run the first cell: it says what the session has, and what to click if "
-        "something is missing."
-    ).format(file=f'href="{notebook}" download')
-    return "\n\n".join([step, _("[More about Colab]({page}#on-colab)").format(page=more)])
+    return f"""
+<a href="{notebook}" download>Download this notebook for Colab</a>, give it to
+[colab.research.google.com](https://colab.research.google.com) by *File > Upload notebook*, and run
+the first cell: it says what the session has, and what to click if something is missing.
+
+[More about Colab]({more}#on-colab)"""
 
 
 def published_path(config, file):

@@ -8,7 +8,6 @@ from pygments.lexer import RegexLexer, bygroups, inherit, using
 from pygments.lexers.diff import DiffLexer
 from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Generic, Name, Number, Text
-from translation import _
 
 ONE_SCREEN = 48  # lines of a diff
 
@@ -68,8 +67,8 @@ def name_cells(app, doctree):
     for cell in doctree.findall(lambda node: "exec_count" in getattr(node, "attributes", ())):
         for block in cell.findall(nodes.literal_block):
             if "output" in block["classes"]:
-                text = block.astext().replace(f"Cell In[{cell['exec_count']}]", _("This cell"))
-                text = re.sub(r"Cell In\[\d+\]", _("An earlier cell"), text)
+                text = block.astext().replace(f"Cell In[{cell['exec_count']}]", "This cell")
+                text = re.sub(r"Cell In\[\d+\]", "An earlier cell", text)
                 write(block, re.sub(r"^-{75}\n(\w+) +(?=Traceback)", r"\1  ", text, flags=re.M))
 
 
@@ -77,12 +76,12 @@ def fold_answers(app, doctree):
     """What a cell prints is folded where the text above it asks the reader to predict it."""
     asked = False
     for node in doctree.findall():
-        if isinstance(node, nodes.strong) and node.astext() in ("Predict.", _("Predict.")):
+        if isinstance(node, nodes.strong) and node.astext() == "Predict.":
             asked = True
         elif asked and getattr(node, "attributes", {}).get("nb_element") == "cell_code_output":
             asked, cell = False, node.parent
             cell["hide_mode"] = "all" if cell.get("hide_mode") else "output"
-            cell["prompt_show"], cell["prompt_hide"] = _("Show the answer"), _("Hide the answer")
+            cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
 
 
 def name_folds(app, page, template, context, doctree):

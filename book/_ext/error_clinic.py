@@ -9,16 +9,16 @@ are written into the site as a script, so that the page works from a file, too.
 
 import json
 import re
+from html import escape
 from pathlib import Path
 from posixpath import relpath
 
-from controls import WithWords, raw
+from controls import raw
 from docutils import nodes
 from site_pages import add_description
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
-from translation import _
 
 from torchclinic import errors
 
@@ -94,9 +94,7 @@ class Index(SphinxDirective):
             cause, fix = error.in_brief
             told = {"message": link, "cause": cause, "fix": fix}
             parts = [self.paragraph(f"error-{name}", text) for name, text in told.items()]
-            # In the language of the edition already.
-            words, classes = facts(error), ["error-facts"]
-            parts += [nodes.paragraph("", words, classes=classes, translatable=False)]
+            parts += [nodes.paragraph("", facts(error), classes=["error-facts"])]
             if error.works:
                 code = nodes.literal_block(error.works, error.works, language="ipython3")
                 parts += [nodes.container("", code, classes=["error-works"])]
@@ -130,32 +128,33 @@ def moved(path):
 def facts(error):
     """What it takes to meet an error, and of which kind it is if it is no plain one."""
     words = {
-        "2 processes": _("with several processes"),
-        "gpu": _("with a GPU"),
-        "2 gpus": _("with several GPUs"),
-        "follows": _("follows from another error"),
-        "warning": _("a warning"),
-        "silent": _("no message"),
+        "2 processes": "with several processes",
+        "gpu": "with a GPU",
+        "2 gpus": "with several GPUs",
+        "follows": "follows from another error",
+        "warning": "a warning",
+        "silent": "no message",
     }
     return " · ".join(words[fact] for fact in (error.needs, error.kind) if fact in words)
 
 
-class Field(WithWords):
+class Field(SphinxDirective):
     """A field with a label, a hint and where the script answers; hidden without a script."""
 
+    has_content = True
     required_arguments = 1
     final_argument_whitespace = True
     id = field = ""
 
     def run(self):
-        start = f'<div class="clinic-field" hidden><label for="{self.id}">'
-        parts = [raw(start), self.words(self.arguments[0]), raw("</label>")]
+        label = f'<label for="{self.id}">{escape(self.arguments[0])}</label>'
         hint = self.parse_content_to_nodes()
         for paragraph in hint:
             paragraph["ids"].append(f"{self.id}-hint")
             paragraph["classes"].append("field-hint")
         says = f'<p class="field-says" id="{self.id}-says" role="status"></p></div>'
-        return [*parts, *hint, raw(self.field), raw(says)]
+        start = raw(f'<div class="clinic-field" hidden>{label}')
+        return [start, *hint, raw(self.field), raw(says)]
 
 
 class LogBox(Field):
@@ -192,7 +191,7 @@ def describe(app, page, template, context, doctree):
     """For search engines: the notebooks of the clinic all open with the same paragraph."""
     if doctree and (notebook := NOTEBOOK.fullmatch(page)):
         count = len(entries(notebook[1]))
-        told = _("{title}: {count} errors of PyTorch, each with code that fails and works.")
+        told = "{title}: {count} errors of PyTorch, each with code that fails and works."
         add_description(context, told.format(title=context["title"], count=count))
 
 

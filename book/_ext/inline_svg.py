@@ -18,7 +18,7 @@ WIDER = r'width="512" height="\1" style="--height: \1px; \2" preserveAspectRatio
 
 
 class InlineSvg(SphinxPostTransform):
-    default_priority = 5  # a translated page already has its own alternative text
+    default_priority = 5
     formats = ("html",)
 
     def run(self, **kwargs):

@@ -11,15 +11,16 @@ import re
 from html import escape
 from pathlib import Path
 
-from controls import WithWords, raw
+from controls import Yaml, raw
 from docutils import nodes
 from error_clinic import LINK, moved, note_catalogue
 from sphinx.util.docutils import SphinxDirective, SphinxRole
-from translation import _
 
 from torchclinic import errors
 
 BATCH = 8
+SINCE = """<label class="since"><input type="checkbox">
+Compare with rung 1, not with the rung before</label>"""
 
 
 def new_lines(below: list[str], lines: list[str]) -> list[str]:
@@ -32,7 +33,7 @@ def from_the_data_to_the_step(program: str) -> list[str]:
     return f"{set_up}\n\n{loop}".partition("\n        total +=")[0].splitlines()
 
 
-class Rungs(WithWords):
+class Rungs(Yaml):
     """``rungs``: YAML, for each rung its ``rung``, ``name``, ``program`` and ``says``.
 
     ``gigabytes`` and ``seconds`` are what it needs for `BATCH` sequences.
@@ -44,13 +45,11 @@ class Rungs(WithWords):
             file = Path(self.env.app.srcdir, "rungs", rung["program"])
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
-        time = _("Time for {count} sequences").format(count=BATCH)
-        words = [_("Rung"), _("New lines"), _("Memory, at least"), time]
+        words = ["Rung", "New lines", "Memory, at least", f"Time for {BATCH} sequences"]
         head = "".join(f"<span>{escape(word)}</span>" for word in words)
         head = f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
         parts = [raw(head), *self.rows(rungs)]
-        compare = _("Compare with rung 1, not with the rung before")
-        parts.append(raw(f'<label class="since"><input type="checkbox"> {compare}</label>'))
+        parts.append(raw(SINCE))
         for number, rung in enumerate(rungs):
             parts += self.panel(rung, {"before": rungs[max(0, number - 1)], "first": rungs[0]})
         return [*parts, raw("</fieldset>")]
@@ -69,9 +68,7 @@ class Rungs(WithWords):
                     f'<input type="radio" name="rung" id="rung-{name}"{chosen}>'
                     f'<label class="ladder-row" for="rung-{name}" data-rung="{name}">'
                     f"<span><b>{number}</b> "
-                ),
-                self.words(rung["name"]),
-                raw(
+                    f"{escape(rung['name'])}"
                     f"</span><span>{f'+{added}' if added else len(lines) + 1}</span>"
                     f'<span style="--share: {memory:.3f}">{gigabytes} GB</span>'
                     f'<span style="--share: {time:.3f}">{seconds} s</span></label>'
@@ -100,7 +97,7 @@ class Chapters(SphinxDirective):
         self.env.note_dependency(str(readme))
         rows = re.findall(r"^\| \[\d\d\]\((.*)\) \| (.*) \|$", readme.read_text("utf-8"), re.M)
         lines = [f"| [](../{page}) | {question} |" for page, question in rows]
-        head = f"| {_('chapter')} | {_('question')} |\n| --- | --- |\n"
+        head = "| chapter | question |\n| --- | --- |\n"
         return self.parse_text_to_nodes(head + "\n".join(lines))
 
 
@@ -119,9 +116,8 @@ class Explained(SphinxDirective):
         note_catalogue(self.env)
         log = "\n".join(self.content)
         error = errors.find(log)[0].error
-        told = _("**Why.** {why}\n\n**What to do.** {fix}")
         why, fix = error.in_brief
-        told = told.format(why=why, fix=fix)
+        told = f"**Why.** {why}\n\n**What to do.** {fix}"
         answer = f"[{error.message}]({error.page}.ipynb#{error.id})\n\n{told}"
         answer = LINK.sub(lambda found: moved(found[1]), answer)
         box = nodes.container("", *self.parse_text_to_nodes(answer), classes=["explained"])

@@ -13,7 +13,6 @@ from html import escape
 from pathlib import Path
 
 from sphinx.util.docutils import SphinxDirective
-from translation import _
 
 WHERE = "book/where_this_was_run"
 # A recorded page's words lead nowhere: the chapter's own page has the links.
@@ -79,16 +78,16 @@ def adapt_recorded_page(app, page, text):
 def note(app, machine, chapter):
     """What stands at the top of a recorded page, as Markdown."""
     facts = app.recorded_runs[machine]
-    told = _(
+    told = (
         "This page as it ran on **{machine}** on {date}, with PyTorch {torch}. The text is the "
         "chapter's, and the numbers in it are those of the chapter's own outputs. "
         "[More about this run]({page})."
     ).format(machine=label(machine), date=facts["date"], torch=facts["torch"], page=f"/{WHERE}.md")
     ended = facts["parts"].get(chapter, {}).get("ended", "passed")
     if ended != "passed":
-        stopped = _("It did not reach its end: `{error}`. The cells after that have no outputs.")
+        stopped = "It did not reach its end: `{error}`. The cells after that have no outputs."
         told += " " + stopped.format(error=ended.replace("`", "'"))
-    return f":::{{admonition}} {_('A recorded run')}\n:class: note\n{told}\n:::"
+    return f":::{{admonition}} A recorded run\n:class: note\n{told}\n:::"
 
 
 def keep_out_of_search(app, doctree):
@@ -108,16 +107,14 @@ def link_runs(app, page, template, context, doctree):
         if there := recorded(app, machine).get(chapter):
             pages[there] = label(machine)
     links = [
-        _("{machine} (this page)").format(machine=escape(words))
+        f"{escape(words)} (this page)"
         if target == page
         else f'<a href="{context["pathto"](target)}">{escape(words)}</a>'
         for target, words in pages.items()
         if target in app.env.all_docs
     ]
-    where = _("where this was run")
-    links.append(f'<a href="{context["pathto"](WHERE)}">{where}</a>')
-    line = _("As run on: {machines}").format(machines=" · ".join(links))
-    line = f'<p class="as-run-on">{line}</p>'
+    links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
+    line = f'<p class="as-run-on">As run on: {" · ".join(links)}</p>'
     context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
     if found:
         context["metatags"] = context.get("metatags", "") + '<meta name="robots" content="noindex">'
@@ -139,7 +136,7 @@ def chapters_table(app):
     rows = {}
     for chapter, facts in app.chapters_run.items():
         rows.setdefault(told_of(facts), []).append(chapter)
-    yield f"| {_('Chapters')} | {_('Machine and software')} |"
+    yield "| Chapters | Machine and software |"
     yield "| --- | --- |"
     for told, names in rows.items():
         links = ", ".join(f"[{short(name)}](../notebooks/{name}.ipynb)" for name in names)
@@ -154,10 +151,10 @@ def short(name):
 def told_of(facts):
     """A machine and its software in words."""
     if not facts:
-        return _("not noted")
-    gpus = "; ".join(facts["gpus"]) or _("no GPU")
-    driver = _(", driver {version}").format(version=facts["driver"]) if facts["driver"] else ""
-    cpu = _("{cpu}, {count} cores").format(cpu=facts["cpu"], count=facts["cores"])
+        return "not noted"
+    gpus = "; ".join(facts["gpus"]) or "no GPU"
+    driver = f", driver {facts['driver']}" if facts["driver"] else ""
+    cpu = f"{facts['cpu']}, {facts['cores']} cores"
     names = {"torch": "PyTorch", "cuda": "CUDA", "torchvision": "torchvision", "python": "Python"}
     software = ", ".join(f"{name} {facts[key]}" for key, name in names.items() if facts[key])
     return f"{gpus}{driver}; {cpu}; {software}; {facts['system']}"
@@ -167,8 +164,8 @@ def machines_list(app):
     """Every recorded run: the machine, the software, and what passed and what failed there."""
     for machine, facts in app.recorded_runs.items():
         pages = recorded(app, machine)
-        head = _("**{machine}**, on {date}, commit {commit}: {facts}. Run there:")
-        commit = (facts["commit"] or _("not known"))[:12]
+        head = "**{machine}**, on {date}, commit {commit}: {facts}. Run there:"
+        commit = (facts["commit"] or "not known")[:12]
         yield head.format(
             machine=label(machine), date=facts["date"], commit=commit, facts=told_of(facts)
         )

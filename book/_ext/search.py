@@ -13,7 +13,6 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import only, pending_xref, toctree
-from translation import _
 
 INDEX = "search_index.js"
 SPHINX_ONLY = ("searchindex.js", "_static/searchtools.js", "_static/language_data.js")
@@ -124,20 +123,20 @@ def write_index(app, exception):
 
 def phrases():
     return {
-        "some": _("Sections: {count}"),
-        "part": _("No section has all of these words; {count} have most of them."),
-        "none": _("Nothing has the words “{query}”."),
-        "meant": _("Nothing has the words “{query}”. This is what has “{meant}”."),
-        "fewer": _("Try fewer words, or other ones."),
-        "paste": _("Is it an error? Then {box}: it also knows messages of which parts differ."),
-        "box": _("paste it, or your whole log, into the error clinic"),
-        "all": _("All {count} sections"),
-        "rest": _("More"),
-        "known": _("the error clinic knows this message"),
-        "chapters": _("Chapters"),
-        "errors": _("Errors"),
-        "glossary": _("Glossary"),
-        "tools": _("Tools and other pages"),
+        "some": "Sections: {count}",
+        "part": "No section has all of these words; {count} have most of them.",
+        "none": "Nothing has the words “{query}”.",
+        "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
+        "fewer": "Try fewer words, or other ones.",
+        "paste": "Is it an error? Then {box}: it also knows messages of which parts differ.",
+        "box": "paste it, or your whole log, into the error clinic",
+        "all": "All {count} sections",
+        "rest": "More",
+        "known": "the error clinic knows this message",
+        "chapters": "Chapters",
+        "errors": "Errors",
+        "glossary": "Glossary",
+        "tools": "Tools and other pages",
     }
 
 

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxRole
-from translation import _
 
 
 def read_addresses(app, config):
@@ -69,21 +68,8 @@ def number_chapters(app, env):
 def number_of(page, number):
     numbers = [ChapterNumber(part) for part in number or ()]
     if numbers and (found := re.search(r"_rung_(\d)", page)):
-        numbers[-1].rung = " · " + _("Rung {number}").format(number=found[1])
+        numbers[-1].rung = " · " + f"Rung {found[1]}"
     return number and tuple(numbers)
-
-
-def theme_words(app, config):
-    """What `_config.yml` can only say in one language."""
-    config.html_theme_options |= {
-        "search_bar_text": _("Search the book"),
-        "toc_title": _("On this page"),
-        "extra_footer": "<p>{}</p>".format(
-            _("Code: MIT licence. Text and figures: {licence}.").format(
-                licence='<a href="https://creativecommons.org/licenses/by/4.0/">CC BY 4.0</a>'
-            )
-        ),
-    }
 
 
 class ChapterCard(nodes.Admonition, nodes.Element):
@@ -116,7 +102,7 @@ def add_files(app, page, template, context, doctree):
 def describe(app, pagename, templatename, context, doctree):
     """Describe the pages that have no text, for search engines."""
     if '"description"' not in context.get("metatags", ""):
-        described = _("A page of {book}: {page}")
+        described = "A page of {book}: {page}"
         add_description(context, described.format(book=app.config.html_title, page=pagename))
 
 
@@ -159,7 +145,7 @@ def digest_of_looks():
     """Changes whenever an extension or a file of the site's own looks changes."""
     root = Path(__file__).parents[2]
     # Sphinx notices a change in only one of the two files of a diff: hence rungs/.
-    parts = ("book/_ext/*.py", "book/_static/*", "rungs/*.py", "locales/*/*/extensions.po")
+    parts = ("book/_ext/*.py", "book/_static/*", "rungs/*.py")
     files = sorted(file for part in parts for file in root.glob(part))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -171,7 +157,6 @@ def setup(app):
     app.add_node(ChapterCard, html=(lambda self, node: None, lambda self, node: None))
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
-    app.connect("config-inited", theme_words)
     for change in (add_files, describe, shorten_contents, define_terms):
         app.connect("html-page-context", change)
     app.connect("doctree-read", gather_card)

@@ -1,6 +1,6 @@
 "use strict";
 // The page book/errors.md: the box for a log, and the list that filters. What is found in a log is
-// decided in finding.js; the words are in the page itself, where they are translated. A log stays in
+// decided in finding.js; the words are in the page itself. A log stays in
 // its field: it is neither sent nor kept, and no link holds it.
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched

@@ -1,6 +1,6 @@
 "use strict";
 // The calculators of book/will_it_fit.md; their formulas are in estimating.js. The words are in the
-// page itself, where they are translated: labels, tables, phrases.
+// page itself: labels, tables, phrases.
 (() => {
   const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication", "step"];
   const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
@@ -229,33 +228,6 @@ class _ImageSet(Dataset):
         # Not images[indices]: for small images that takes several times as long on a CPU.
         images = self.images.index_select(0, indices)
         return self.data.normalise(images), self.labels.index_select(0, indices)
-
-
-def flip_and_crop(
-    images: Tensor, *, padding: int = 2, generator: torch.Generator | None = None
-) -> Tensor:
-    """A batch of new images, each mirrored left-right or not, and shifted, both at random.
-
-    Every shift by up to `padding` pixels is as likely as any other, and zeros come in at the
-    edges: torchvision's ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip()``, for all
-    images at once and on their device.
-
-    Parameters
-    ----------
-    images : Tensor
-        Of shape ``(N, C, H, W)`` and any dtype.
-    generator : torch.Generator, optional
-        Of the images' device; default the global one.
-    """
-    count, _, height, width = images.shape
-    # Which of two, and where the window into the padded image begins.
-    mirrored, top, left = (
-        torch.randint(ways, (count,), generator=generator, device=images.device)
-        for ways in (2, 2 * padding + 1, 2 * padding + 1)
-    )
-    both = F.pad(torch.stack([images, images.flip(3)]), [padding] * 4)
-    windows = both.unfold(3, height, 1).unfold(4, width, 1)  # views: nothing is copied yet
-    return windows[mirrored, torch.arange(count, device=images.device), :, top, left]
 
 
 def dataloader(

@@ -30,7 +30,7 @@ def published(tmp_path_factory):
     own = {name: SETTINGS[name] for name in SETTINGS if name.startswith(("ogp", "sitemap", "notf"))}
     own |= {"html_static_path": [str(ROOT / "book/_static")]}
     own |= {"redirects": {"old/name": "../book/new.html"}}
-    own["extensions"] = ["myst_parser", "sphinx_sitemap", "notfound.extension", "translation"]
+    own["extensions"] = ["myst_parser", "sphinx_sitemap", "notfound.extension"]
     own["extensions"] += ["sphinxext.opengraph", "sphinx_reredirects", "site_pages"]
     assert sphinx(folder, **own) == (0, "")
     return folder / "_build"

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -303,18 +301,3 @@ def test_extremes_stay_numbers_and_within_a_phone(page):
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
             assert not WRONG.search(seen(page)["words"])
     page.set_viewport_size({"width": 1280, "height": 900})
-
-
-def test_every_label_and_phrase_can_be_translated(tmp_path):
-    (tmp_path / "conf.py").write_text("extensions = ['myst_parser', 'controls']")
-    fields = "[{name: a, label: How many, value: '1', from: '0', to: '9', hint: Take care},"
-    fields += " {name: b, label: Which, options: [{value: x, text: This one}]}]"
-    form = f"```{{controls}} f\nlegend: A form\nfields: {fields}\n```\n"
-    phrases = '```{phrases}\nfits: "{rung} fits."\n```\n'
-    (tmp_path / "index.md").write_text(f"# A page\n\n{form}\n{phrases}")
-    build = [sys.executable, "-m", "sphinx", "-qWb", "gettext", tmp_path, tmp_path / "out"]
-    environment = {"PYTHONPATH": str(ROOT / "book" / "_ext"), "PATH": ""}
-    subprocess.run(build, check=True, env=environment, timeout=60)
-    found = (tmp_path / "out" / "index.pot").read_text()
-    for text in ("A form", "How many", "Take care", "Which", "This one", "{rung} fits."):
-        assert f'msgid "{text}"' in found

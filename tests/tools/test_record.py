@@ -105,7 +105,7 @@ def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
     toc = f"```{{toctree}}\n{names}\nbook/where_this_was_run\n```\n"
     (repository / "index.md").write_text(f"# Small\n\n{toc}")
     settings = {
-        "extensions": ["myst_nb", "translation", "recorded_runs"],
+        "extensions": ["myst_nb", "recorded_runs"],
         "nb_execution_mode": "off",
         "myst_enable_extensions": ["colon_fence"],
         "exclude_patterns": ["runs/2xT4/01_fine.ipynb", "runs/2xT4/02_stops.ipynb"],
