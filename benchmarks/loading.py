@@ -79,7 +79,7 @@ def seconds_a_batch(batches: Iterable, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def compared(what: str, goal: float, theirs: Iterable, ours: Iterable, full: bool) -> Result:
+def compared(what: str, theirs: Iterable, ours: Iterable, full: bool) -> Result:
     """How many times as many batches a second `ours` gives; both are timed in turns."""
     runs, count, our_count = (7, 150, 900) if full else (3, 60, 400)
     pairs = [
@@ -87,7 +87,7 @@ def compared(what: str, goal: float, theirs: Iterable, ours: Iterable, full: boo
     ]
     rates = [f"{1 / median(seconds):,.0f}" for seconds in zip(*pairs, strict=True)]
     detail = "{1} against {0} batches/s".format(*rates)
-    return Result.of_pairs(what, pairs, goal, detail=detail)
+    return Result.of_pairs(what, pairs, detail=detail)
 
 
 def measure(full: bool = True) -> list[Result]:
@@ -103,5 +103,5 @@ def measure(full: bool = True) -> list[Result]:
     for name, (workers, ours) in ways.items():
         what = f"Batches of 64 small images, {name}: times the rate of one at a time"
         theirs = posts_loader(data, workers=workers)
-        results.append(compared(what, 20, theirs, ours, full))
+        results.append(compared(what, theirs, ours, full))
     return results

@@ -147,10 +147,10 @@ def measure(full=True):
 
     pairs = list(zip(ours, by_hand, strict=True))
     what, detail = "A step of the loop, against the same by hand", microseconds(ours, by_hand)
-    results = [Result.of_pairs(what, pairs, 1.02, at_most=True, detail=detail)]
+    results = [Result.of_pairs(what, pairs, detail=detail)]
     for peer in PEERS:
         pairs = list(zip(seconds[peer], ours, strict=True))
         what = f"A step of the loop: how many times faster than {peer}'s"
         detail = microseconds(ours, seconds[peer])
-        results.append(Result.of_pairs(what, pairs, 1, detail=detail))
+        results.append(Result.of_pairs(what, pairs, detail=detail))
     return results

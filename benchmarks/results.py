@@ -12,10 +12,10 @@ from statistics import median
 
 @dataclass
 class Result:
-    """`ratio` and its range; the goal is a lower limit unless `at_most`.
+    """`ratio` and its range.
 
     The range is where the median of many more runs would lie (`of_median`, 95 %), else from the
-    lowest single run to the highest. A result without a goal explains another.
+    lowest single run to the highest.
     """
 
     what: str
@@ -23,48 +23,32 @@ class Result:
     low: float
     high: float
     runs: int
-    goal: float | None
-    at_most: bool = False
     detail: str = ""
     of_median: bool = False
 
-    @property
-    def met(self) -> str:
-        """Whether the goal is met, if it lies outside the range."""
-        if self.goal is None:
-            return ""
-        if self.low < self.goal < self.high:
-            return "cannot tell"
-        return (
-            "yes" if (self.ratio <= self.goal) == self.at_most or self.ratio == self.goal else "no"
-        )
-
     def __str__(self) -> str:
-        text = f"{self.what}: {self.ratio:.2f} ({self.low:.2f} to {self.high:.2f}, n={self.runs})"
-        if self.goal is None:
-            return text
-        return f"{text}, goal {'<=' if self.at_most else '>='} {self.goal:g}, met: {self.met}"
+        return f"{self.what}: {self.ratio:.2f} ({self.low:.2f} to {self.high:.2f}, n={self.runs})"
 
     @classmethod
-    def of_samples(cls, what, these: Sequence[float], those: Sequence[float], goal, **more):
+    def of_samples(cls, what, these: Sequence[float], those: Sequence[float], **more):
         """The ratio of two medians; low and high from the ends of both ranges."""
         runs = min(len(these), len(those))
         (low, high), (least, most) = median_range(these), median_range(those)
         more["of_median"] = runs >= ENOUGH
         ratio = median(these) / median(those)
-        return cls(what, ratio, low / most, high / least, runs, goal, **more)
+        return cls(what, ratio, low / most, high / least, runs, **more)
 
     @classmethod
-    def of_pairs(cls, what, pairs: Sequence[tuple[float, float]], goal, **more):
+    def of_pairs(cls, what, pairs: Sequence[tuple[float, float]], **more):
         """The median of ratios whose two sides ran one after the other."""
-        return cls.of_runs(what, [this / that for this, that in pairs], goal, **more)
+        return cls.of_runs(what, [this / that for this, that in pairs], **more)
 
     @classmethod
-    def of_runs(cls, what, values: Sequence[float], goal, **more):
+    def of_runs(cls, what, values: Sequence[float], **more):
         """The median of values that stand for themselves."""
         low, high = median_range(values)
         more["of_median"] = len(values) >= ENOUGH
-        return cls(what, median(values), low, high, len(values), goal, **more)
+        return cls(what, median(values), low, high, len(values), **more)
 
 
 ENOUGH = 6  # of fewer runs, even lowest and highest do not hold the median in 95 % of cases
@@ -90,15 +74,13 @@ def rounded(result: Result) -> list[str]:
 
 def table(results: list[dict]) -> str:
     """Results of ``results.json`` as the Markdown that the site's page includes."""
-    heads = ["What", "In numbers", "Result", "Range", "Runs", "Goal", "Met?"]
+    heads = ["What", "In numbers", "Result", "Range", "Runs"]
     rows = [heads, ["---"] * len(heads)]
     for result in (Result(**result) for result in results):
         # The site would make one dash of two.
         what = re.sub(r"--\S+", r"`\g<0>`", escape(result.what, quote=False))
         detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
-        goal = "" if result.goal is None else f"{'≤' if result.at_most else '≥'} {result.goal:g}"
-        numbers = [*rounded(result), str(result.runs), goal, result.met]
-        rows.append([what, detail, *numbers])
+        rows.append([what, detail, *rounded(result), str(result.runs)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
