@@ -9,6 +9,7 @@ import sys
 from html import escape
 from pathlib import Path
 
+from landing import ladder
 from markdown_it import MarkdownIt
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -29,25 +30,15 @@ PANEL = """<button class="chapter-button" popovertarget="{id}">{label}</button>
 ON_RUNG = {"faster_on_one_gpu": "2", "inside_ddp": "4"}
 
 
-def ladder(app, chapter, pathto):
+def ladder_links(app, chapter, pathto):
     """The rungs as links, that of the chapter lit."""
-    names = {
-        "1": ("cpu", "CPU"),
-        "2": ("gpu", "one GPU"),
-        "3": ("dp", "DP"),
-        "4": ("ddp", "DDP"),
-        "5": ("fsdp", "FSDP"),
-        "6": ("hsdp", "HSDP"),
-    }
-    chapters = sorted(page for page in app.env.all_docs if re.match(r"notebooks/\d\d_", page))
-    rungs = {found[1]: page for page in chapters if (found := re.search(r"_rung_(\d)_", page))}
     here = re.search(r"_rung_(\d)_|$", chapter)[1] or ON_RUNG.get(chapter[3:])
     links = ""
-    for number, page in rungs.items():
-        lit = ' aria-current="true"' if number == here else ""
-        rung, name = names[number]
-        link = f'<a href="{pathto(page)}"{lit}><b>{number}</b> {name}</a>'
-        links += f'<li data-rung="{rung}">{link}</li>'
+    for rung in ladder(app.srcdir):
+        lit = ' aria-current="true"' if str(rung["number"]) == here else ""
+        link = f'<a href="{pathto("notebooks/" + rung["chapter"])}"{lit}>'
+        link += f"<b>{rung['number']}</b> {rung.get('short', rung['title'])}</a>"
+        links += f'<li style="--rung: {rung["color"]}">{link}</li>'
     return f'<nav class="rungs" aria-label="The ladder"><ol>{links}</ol></nav>'
 
 
@@ -68,7 +59,7 @@ def add_buttons(app, page, template, context, doctree):
             hosted += panel("on-colab", "Open in Colab", steps_on_colab(notebook, more))
     source = context["pathto"](f"_sources/{context['sourcename']}", resource=True)
     buttons = BUTTONS.format(source=escape(source), download="Download", hosted=hosted)
-    above = ladder(app, chapter, context["pathto"]) if re.match(r"\d\d_", chapter) else ""
+    above = ladder_links(app, chapter, context["pathto"]) if re.match(r"\d\d_", chapter) else ""
     context["body"] = context["body"].replace("</h1>", f"</h1>{above}{buttons}", 1)
 
 

@@ -1,26 +1,69 @@
 """The landing page, read from the repository when the site is built.
 
-The directive ``rungs`` is the ladder: what each rung needs for one model, and its program with the
-lines marked that it adds; radio buttons choose, without a script. ``chapters`` is the README's
-table of chapters and questions, ``explained`` a log and what the error clinic says to it; the role
-``count`` counts the chapters or the errors.
+The directive ``rungs`` is the ladder of ``rungs/ladder.toml``: what each rung needs for one model,
+and its program with the lines marked that it adds; radio buttons choose, without a script.
+``chapters`` is the README's table of chapters and questions, ``explained`` a log and what the error
+clinic says to it; the role ``count`` counts the chapters or the errors.
 """
 
 import difflib
 import re
+import tomllib
 from html import escape
 from pathlib import Path
 
-from controls import Yaml, raw
+from controls import raw
 from docutils import nodes
 from error_clinic import LINK, moved, note_catalogue
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from torchclinic import errors
+from torchclinic import errors, will_it_fit
+from torchladder.showing import COLORS
 
-BATCH = 8
 SINCE = """<label class="since"><input type="checkbox">
 Compare with rung 1, not with the rung before</label>"""
+# The chosen rung's panel alone is shown.
+STYLE = """<style>.ladder:has(#rung-{0}:checked) .rung-panel[data-rung="{0}"] {{ display: block }}
+</style>"""
+ROW = """<input type="radio" name="rung" id="rung-{name}"{chosen}>
+<label class="ladder-row" for="rung-{name}" data-rung="{name}" style="--rung: {color}">
+<span><b>{number}</b> {title}</span><span>{lines}</span>
+<span style="--share: {memory:.3f}">{gigabytes} GB</span>
+<span style="--share: {time:.3f}">{seconds} s</span></label>"""
+# What the page calculates with: GPT-2 XL, and A100s with 40 GB in PCIe 3.0 slots.
+MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
+BATCH = 8
+GPU, CPU = 0.3 * 312e12, 1e12  # FLOP/s
+PCIE, NETWORK = 15.8e9, 6.25e9  # bytes per second of a GPU; two share the network
+
+
+def needs(name: str) -> tuple[float, float]:
+    """Bytes of memory on a GPU, and seconds for `BATCH` sequences, of a rung in the ladder."""
+    gpus = 1 if name in ("cpu", "gpu") else 2
+    sharded = name in ("fsdp", "hsdp")
+    cast = "bf16" if sharded else "bf16-mixed"  # FSDP casts also what autocast does not
+    model = will_it_fit.transformer(**MODEL, precision=cast, checkpointing=True)
+    memory = will_it_fit.memory_per_gpu(
+        model.parameters, rung="fsdp" if sharded else name, gpus=gpus, precision="bf16-mixed",
+        optimizer="adam", activation_bytes=model.activation_bytes, batch=BATCH / gpus,
+        largest_block=model.largest_block, root=model.root,
+    )  # fmt: skip
+    computing = BATCH * model.flops / (CPU if name == "cpu" else GPU) / gpus
+    once = 4 * model.parameters / PCIE  # all-reduce by two; FSDP sends as much in three parts
+    exchange = {"dp": 2 * once, "ddp": once, "fsdp": once, "hsdp": once}.get(name, 0.0)
+    seconds = will_it_fit.step_seconds(computing, exchange, 0.0 if name == "dp" else 0.5)
+    if name == "hsdp":  # two machines, twice the batch; a shard's gradients cross
+        seconds = (seconds + 2 * model.parameters / NETWORK) / 2
+    return memory.at_least, seconds
+
+
+def ladder(source: str) -> list[dict]:
+    """The rungs of ``rungs/ladder.toml``, each with its ``number``, ``color`` and ``chapter``."""
+    rungs = tomllib.loads(Path(source, "rungs/ladder.toml").read_text("utf-8"))["rung"]
+    for number, rung in enumerate(rungs, 1):
+        chapters = sorted(Path(source, "notebooks").glob(f"[0-9][0-9]_rung_{number}_*.ipynb"))
+        rung |= {"number": number, "color": COLORS[rung["name"]], "chapter": chapters[0].stem}
+    return rungs
 
 
 def new_lines(below: list[str], lines: list[str]) -> list[str]:
@@ -33,54 +76,28 @@ def from_the_data_to_the_step(program: str) -> list[str]:
     return f"{set_up}\n\n{loop}".partition("\n        total +=")[0].splitlines()
 
 
-class Rungs(Yaml):
-    """``rungs``: YAML, for each rung its ``rung``, ``name``, ``program`` and ``says``.
-
-    ``gigabytes`` and ``seconds`` are what it needs for `BATCH` sequences.
-    """
-
+class Rungs(SphinxDirective):
     def run(self):
-        rungs = self.read()
+        rungs = ladder(self.env.app.srcdir)
+        self.env.note_dependency(str(Path(self.env.app.srcdir, "rungs/ladder.toml")))
         for rung in rungs:
             file = Path(self.env.app.srcdir, "rungs", rung["program"])
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
         words = ["Rung", "New lines", "Memory, at least", f"Time for {BATCH} sequences"]
-        head = "".join(f"<span>{escape(word)}</span>" for word in words)
-        head = f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
-        parts = [raw(head), *self.rows(rungs)]
-        parts.append(raw(SINCE))
+        head = "".join(f"<span>{word}</span>" for word in words)
+        html = "".join(STYLE.format(rung["name"]) for rung in rungs)
+        html += f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
+        pairs = zip(rungs, [rungs[0], *rungs], strict=False)
+        parts = [raw(html + "".join(row(*pair) for pair in pairs) + SINCE)]
         for number, rung in enumerate(rungs):
             parts += self.panel(rung, {"before": rungs[max(0, number - 1)], "first": rungs[0]})
         return [*parts, raw("</fieldset>")]
 
-    def rows(self, rungs):
-        parts, below = [], rungs[0]
-        for number, rung in enumerate(rungs, 1):
-            name, gigabytes, seconds = rung["rung"], rung["gigabytes"], rung["seconds"]
-            memory, time = gigabytes / 40, min(1, seconds / 2)  # of an A100; of two seconds
-            _title, *lines = rung["text"].splitlines()
-            added = sum(line[0] == "+" for line in new_lines(below["text"].splitlines()[1:], lines))
-            below = rung
-            chosen = " checked" if name == "ddp" else ""
-            parts += [
-                raw(
-                    f'<input type="radio" name="rung" id="rung-{name}"{chosen}>'
-                    f'<label class="ladder-row" for="rung-{name}" data-rung="{name}">'
-                    f"<span><b>{number}</b> "
-                    f"{escape(rung['name'])}"
-                    f"</span><span>{f'+{added}' if added else len(lines) + 1}</span>"
-                    f'<span style="--share: {memory:.3f}">{gigabytes} GB</span>'
-                    f'<span style="--share: {time:.3f}">{seconds} s</span></label>'
-                ),
-            ]
-        return parts
-
     def panel(self, rung, compared):
-        says, _messages = self.parse_inline(rung["says"])
-        paragraph = nodes.paragraph(rung["says"], "", *says)
-        self.set_source_info(paragraph)
-        parts = [raw(f'<div class="rung-panel" data-rung="{rung["rung"]}">'), paragraph]
+        says = f"[](../notebooks/{rung['chapter']}.ipynb). {rung['says']}"
+        parts = [raw(f'<div class="rung-panel" data-rung="{rung["name"]}">')]
+        parts += self.parse_text_to_nodes(says)
         for since, other in compared.items():
             lines = [from_the_data_to_the_step(program["text"]) for program in (other, rung)]
             code = "\n".join(
@@ -89,6 +106,18 @@ class Rungs(Yaml):
             )
             parts.append(raw(f'<pre class="since-{since}" tabindex="0">{code}</pre>'))
         return [*parts, raw("</div>")]
+
+
+def row(rung, below):
+    nbytes, seconds = needs(rung["name"])
+    gigabytes, shown = round(nbytes / 1e9), f"{seconds:.0f}" if seconds > 9 else f"{seconds:.2g}"
+    _title, *lines = rung["text"].splitlines()
+    added = sum(line[0] == "+" for line in new_lines(below["text"].splitlines()[1:], lines))
+    numbers = {"gigabytes": gigabytes, "memory": gigabytes / 40}  # of an A100
+    numbers |= {"seconds": shown, "time": min(1, seconds / 2)}
+    chosen = " checked" if rung["name"] == "ddp" else ""
+    lines = f"+{added}" if added else len(lines) + 1
+    return ROW.format(**rung, **numbers, lines=lines, chosen=chosen)
 
 
 class Chapters(SphinxDirective):

@@ -288,7 +288,18 @@ def speed_up(
     own = computing if scaling == "weak" else computing / world_size
     exchange = all_reduce_seconds(nbytes, world_size, latency, bandwidth)
     exchange *= 1.5 if rung == "fsdp" else 1
-    return world_size * own / (own + max(0.0, exchange - overlap * own))
+    return world_size * own / step_seconds(own, exchange, overlap)
+
+
+def step_seconds(computing: float, exchange: float, overlap: float = 0.0) -> float:
+    """Seconds of a step that computes and exchanges; a share `overlap` of computing hides the rest.
+
+    Examples
+    --------
+    >>> step_seconds(1.0, 0.75, overlap=0.5)
+    1.25
+    """
+    return computing + max(0.0, exchange - overlap * computing)
 
 
 def _check(**chosen) -> None:
