@@ -55,14 +55,19 @@ def pretend(monkeypatch, module, **values):
 
 
 @contextlib.contextmanager
-def full_disk():
-    """Any file that grows beyond 100 kB meets an error of the system, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+def limited(kind, amount):
+    """Beyond so much of a ``resource.RLIMIT_...``, the system refuses."""
+    limits = resource.getrlimit(kind)
+    resource.setrlimit(kind, (amount, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(kind, limits)
+
+
+def full_disk():
+    """Any file that grows beyond 100 kB meets an error of the system, as on a full disk."""
+    return limited(resource.RLIMIT_FSIZE, 100_000)
 
 
 def wait_until(condition, limit=60):

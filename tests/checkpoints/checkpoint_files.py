@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import pickle
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -292,42 +293,15 @@ def without_checksums(folder):
         return saved(folder, state())
 
 
-def slice_of_a_large_tensor(folder):
-    large = torch.zeros(100_000)
-    large[5:9] = state()["conv.bias"]
-    return state() | {"conv.bias": large[5:9]}
-
-
-def views_of_one_buffer(folder):
-    counter = {"norm.num_batches_tracked": torch.tensor(0)}
-    tensors = {key: value for key, value in state().items() if key not in counter}
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
-    parts = flat.split([tensor.numel() for tensor in tensors.values()])
-    views = zip(tensors.items(), parts, strict=True)
-    return {key: part.view(tensor.shape) for (key, tensor), part in views} | counter
-
-
-def tensor_with_attributes(folder):
-    found = state()
-    found["conv.weight"].note = "from the first run"
-    return dict(found)
-
-
 legacy = good("legacy", lambda _: state(), options=OLD)
 good("legacy_data_parallel_on_cuda", lambda _: {"state_dict": DataParallel(net()).state_dict()},
      at="state_dict", prefix="module.", device="cuda:1", options=OLD)  # fmt: skip
 good("saved_on_cuda", lambda _: state(), device="cuda:7")
 good("saved_on_a_mac", lambda _: state(), device="mps")
-for _dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64):
-    good(str(_dtype), lambda _, dtype=_dtype: net().to(dtype).state_dict(), cast=_dtype)
 good("tied_weights", lambda _: state(Tied), model=Tied)
 good("tied_weights_under_one_name", model=Tied, needs_model=True,
      make=lambda _: {k: v for k, v in state(Tied).items() if k != "head.weight"})  # fmt: skip
-good("slice_of_a_large_tensor", slice_of_a_large_tensor, oversized="conv.bias")
-good("views_of_one_buffer", views_of_one_buffer)
-good("channels_last", lambda _: net().to(memory_format=torch.channels_last).state_dict())
-good("expanded", lambda _: state() | {"norm.weight": torch.ones(1).expand(4)})
-good("tensor_with_attributes", tensor_with_attributes)
+good("called_safetensors")(lambda folder: saved(folder, state(), "x.safetensors"))
 
 
 # --- things of other classes in it --------------------------------------------------------------
@@ -339,10 +313,10 @@ def classes_inside(folder):
     return {"model": state(), "seen": seen, "labels": labels, "at": range(3)}
 
 
-def repacked(path, change, compression=zipfile.ZIP_STORED):
+def repacked(path, change):
     """The archive with each entry's bytes as `change` of its name and bytes gives them."""
     target = path.with_name("y.pt")
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w", compression) as new:
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
     return target
@@ -377,6 +351,26 @@ good("sets_a_variable", calls="os.environ")(
 ema_beside = good("weights_at_the_top_with_others_beside", calls="argparse.Namespace",
     make=lambda _: {**state(), "ema": {k: v + 1 for k, v in state().items()},
                     "args": argparse.Namespace(lr=0.1)})  # fmt: skip
+
+# --- made to be slow, or to fill the memory ------------------------------------------------------
+
+
+def keys_of_one_hash(count):
+    """A dict of complex numbers that Python's hash cannot tell apart."""
+    pairs = (struct.pack(">cdcd", b"G", -1_000_003 * i, b"G", i) for i in range(count))
+    return b"cbuiltins\ncomplex\nq\x010(%bd0" % b"".join(b"h\1%b\x86RN" % pair for pair in pairs)
+
+
+good("keys_of_one_hash")(lambda folder: with_steps(folder, keys_of_one_hash(60_000)))
+MORE_IN_IT = {"needs_model": True, "more": True}
+good(
+    "one_tensor_under_many_names",
+    **MORE_IN_IT,
+    make=lambda _: state() | dict.fromkeys(map(str, range(20_000)), torch.zeros(5_000_000)),
+)
+good("one_long_extra_state", **MORE_IN_IT,
+     make=lambda _: state() | {"_extra_state": [None] * 1_500_000})  # fmt: skip
+
 
 WHOLE = {"calls": "checkpoint_files.Net", "holds": "a whole model, class checkpoint_files.Net"}
 good("whole_model", lambda _: net(), **WHOLE)
@@ -423,8 +417,6 @@ for _name, _message, _data in [
      header({"dtype": "F32", "shape": [2**40], "data_offsets": [0, 8]})),
     ("negative_offsets", "damaged",
      header({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]})),
-    # } (dict), 1, forty times: memo 0, get 0, a tuple of both; then None, set the item
-    ("tuples_that_double", "nested tuples", b"\x80\x02}K\x01" + b"q\0h\0\x86" * 40 + b"Ns."),
     # ] (list), memo 0, get 0, append, and no STOP
     ("list_that_holds_itself_and_ends", "damaged", b"\x80\x02]q\0h\0a"),
     ("memory_index_of_4_billion", "damaged", b"\x80\x02]r\xff\xff\xff\xffj\x01\0\0\xff."),
@@ -435,6 +427,8 @@ NONE = "no state dict in it"
 for _name, _message, _make in [
     ("malicious_alone", NONE, lambda folder: Boom(folder / "marker")),
     ("malicious_pickle", NONE, lambda folder: pickle.dumps({"a": Boom(folder / "marker")})),
+    # } (dict), 1, forty times: memo 0, get 0, a tuple of both; then None, set the item
+    ("tuples_that_double", NONE, lambda _: b"\x80\x02}K\x01" + b"q\0h\0\x86" * 40 + b"Ns."),
     ("list_that_holds_itself", NONE, lambda _: b"\x80\x02]q\0h\0a."),
     ("lists_nested_deep", f"{NONE}, but list of 1",
      lambda _: b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."),
@@ -451,6 +445,8 @@ for _name, _message, _make in [
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "on the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),
+    ("quantized_tensor", "dequantize()",
+     lambda _: state() | {"extra": torch.quantize_per_tensor(torch.ones(3), 1, 0, torch.qint8)}),
 ]:  # fmt: skip
     bad(_message, _name, _make, inspectable=True)
 bad("a folder; name a checkpoint in it (it is empty)", "empty_folder")(lambda folder: folder)
@@ -471,15 +467,16 @@ def malicious_legacy(folder):
     return saved(folder, [Boom(folder / "marker")], **OLD)
 
 
-@bad("not one of torch.save")
-def other_zip(folder):
-    np.savez(folder / "x.npz", a=np.ones(3))
-    return folder / "x.npz"
+bad("not one of torch.save", "other_zip")(
+    lambda folder: np.savez(folder / "x.npz", a=np.ones(3)) or folder / "x.npz"
+)
 
 
 @bad("its entries are compressed")
-def compressed_zip(folder):
-    return repacked(plain(folder), lambda _, data: data, zipfile.ZIP_DEFLATED)
+def packed_entry_beside(folder):
+    with zipfile.ZipFile(plain(folder), "a", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("x/bomb", bytes(10**6))
+    return folder / "x.pt"
 
 
 @bad("TorchScript")
@@ -499,6 +496,36 @@ def tensor_beyond_its_storage(folder):
     """What CVE-2026-24747 was about: a shape that reaches behind the numbers."""
     # conv.bias: 4 elements become 200
     return repacked(plain(folder), lambda _, data: data.replace(b"K\0K\x04\x85", b"K\0K\xc8\x85"))
+
+
+@bad("storages are used that the file does not list")
+def legacy_that_would_show_what_was_in_memory(folder):
+    data = legacy(folder).read_bytes()
+    names = data.rindex(b"]q\0(")
+    return written(folder, data[:names] + b"]" + data[data.index(b"e.", names) + 1 :])
+
+
+def text(letters):
+    return b"X" + len(letters).to_bytes(4, "little") + letters
+
+
+# conv.weight's, of 108 numbers: in a tuple, for persistent_load; then a tensor but for its shape.
+STORAGE = b"(%b" % text(b"storage") + b"ctorch\nFloatStorage\n%b%bKltQ" % (text(b"0"), text(b"cpu"))
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K\0%b%b\x89NtR0"
+MORE = "it makes far more than it holds"
+for _name, _message, _steps in [
+    # The function is memo 1, what it copies memo 2.
+    ("list_copied_a_thousand_times", MORE,
+     b"cbuiltins\nlist\nq\x010](%beq\x020" % (b"N" * 10_000) + b"h\1h\2\x85R0" * 1000),
+    ("storage_listed_again_and_again", MORE,
+     b"cbuiltins\nlist\nq\x010%bq\x020" % STORAGE + b"h\1h\2\x85R0" * 5000),
+    ("text_encoded_a_thousand_times", MORE, b"c_codecs\nencode\nq\x010%bq\x020" %
+     text(b"a" * 10_000) + b"h\1h\2%b\x86R0" % text(b"latin1") * 1000),
+    ("tensor_of_65_dimensions", "of 65 dimensions", TENSOR % ((b"(%bt" % (b"K\1" * 65),) * 2)),
+    ("tensor_that_overflows", "a tensor of shape (2147483648, 2147483648)",
+     TENSOR % (b"\x8a\x05\0\0\0\x80\0" * 2 + b"\x86", b"K\0K\0\x86")),
+]:  # fmt: skip
+    bad(_message, _name)(lambda folder, steps=_steps: with_steps(folder, steps))
 
 
 @bad("an item set in what is no dict")
@@ -537,7 +564,12 @@ def index(folder, homes, name="model.safetensors.index.json"):
     return written(folder, json.dumps(homes).encode(), name)
 
 
-@bad("which is not a file beside it")
+bad("which is no shard beside it", "index_in_an_index")(
+    lambda folder: index(folder, {"weight_map": {"w": "b.index.json"}}, "a.index.json")
+)
+
+
+@bad("which is no shard beside it")
 def shard_outside_the_folder(folder):
     safetensors_file(folder)
     (folder / "inner").mkdir()
@@ -565,6 +597,10 @@ def distributed_checkpoint(folder):
 
     dcp.save({"model": state()}, checkpoint_id=folder, no_dist=True)
     return folder
+
+
+for _name in (".metadata", "__0_0.distcp"):
+    bad("a part of ", _name)(lambda folder, name=_name: distributed_checkpoint(folder) / name)
 
 
 @bad("a tar archive")

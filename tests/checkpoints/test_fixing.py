@@ -1,5 +1,7 @@
 """Fixing writes a plain state dict, or nothing."""
 
+import contextlib
+import io
 import json
 import os
 
@@ -12,7 +14,7 @@ from safetensors.torch import load_model, save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
+from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint, load_into
 
 
 def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
@@ -23,7 +25,8 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
     for name, message in {
         path: "is the source",
         "link.pt": "is the source",
-        ".": "could not be written",
+        ".": "ends in .pt or .safetensors",
+        "x.onnx": "ends in .pt or .safetensors",
         "pipe": "could not be written",
         "no/y.pt": "could not be written",
     }.items():
@@ -50,7 +53,7 @@ def test_a_file_that_does_not_fit_the_model_is_refused(tmp_path):
     other.module, other.head = nn.Linear(4, 3), nn.Linear(2, 2)
     del other.layers
     for model, message in {
-        other: r"7 keys fit, 2 missing \(head.weight.*module.weight is \(8, 4\) in the file",
+        other: r"2 missing \(head.*module.weight is \(8, 4\) in the file.*Give the model as",
         nn.Linear(1, 1): "no key fits",
     }.items():
         with pytest.raises(CheckpointError, match=message):
@@ -79,16 +82,31 @@ def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
 
 
 def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path):
-    path = saved(tmp_path, net(Tied).state_dict())
-    assert fix_checkpoint(path, tmp_path / "y.pt").tied == [["embed.weight", "head.weight"]]
-    state = torch.load(tmp_path / "y.pt")
-    assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()
-    fix_checkpoint(path, tmp_path / "y.safetensors")
-    model = Tied()
-    load_model(model, tmp_path / "y.safetensors")
-    assert same(model, net(Tied))
+    """Or, if they come as copies, are made by the model, unless they differ."""
+    ties = net(Tied).state_dict()
+    copies = ties | {"head.weight": ties["embed.weight"].clone()}
+    for path, model in {
+        saved(tmp_path, ties): None,
+        saved(tmp_path, copies, "z.pt"): Tied(),
+    }.items():
+        report = fix_checkpoint(path, tmp_path / "y.pt", model=model)
+        assert report.tied == [["embed.weight", "head.weight"]]
+        state = torch.load(tmp_path / "y.pt")
+        assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()
+        fix_checkpoint(path, tmp_path / "y.safetensors", model=model)
+        loaded = Tied()
+        load_model(loaded, tmp_path / "y.safetensors")
+        assert same(loaded, net(Tied))
     with safe_open(tmp_path / "y.safetensors", "pt") as file:
         assert file.metadata()["format"] == "pt"  # for which transformers asks
+    copies["head.weight"][0, 0] += 1
+    path = saved(tmp_path, copies)
+    for work in (load_into, lambda m, path: fix_checkpoint(path, tmp_path / "y.pt", model=m)):
+        with pytest.raises(
+            CheckpointError, match=r"'embed.weight' and 'head.weight' differ, and T"
+        ):
+            work(loaded, path)
+    assert same(loaded, net(Tied))
 
 
 def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
@@ -118,6 +136,10 @@ def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
     fix_checkpoint(path, tmp_path / "y.pt")
     assert (tmp_path / "y.pt").stat().st_size < 5000
     assert torch.load(tmp_path / "y.pt")["w"].shape == (10**9,)
+    ones = torch.ones(10**5)
+    path = saved(tmp_path, {f"w{i}": ones[i:] for i in range(100)})
+    with pytest.raises(CheckpointError, match=r"400.0 kB again and again: .* 40.0 MB on the disk"):
+        fix_checkpoint(path, tmp_path / "z.safetensors")
 
 
 def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path):
@@ -127,6 +149,54 @@ def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path)
     fix_checkpoint(path, tmp_path / "z.pt", key="ema")
     weights, averaged = torch.load(tmp_path / "y.pt"), torch.load(tmp_path / "z.pt")
     assert torch.equal(weights["conv.weight"] + 1, averaged["conv.weight"])
+
+
+# Dtypes that safetensors lacks.
+LACKING = tuple(f"torch.{name}" for name in ("bcomplex", "bits", "complex32", "complex128"))
+
+
+class Marked(torch.Tensor):
+    """A subclass, whose tensors may have attributes."""
+
+
+def every_kind_of_tensor():
+    """Of each dtype that torch.save takes, and lying in memory in each way."""
+    wide, found = torch.randn(4, 6), {}
+    waves, other = (torch.randn(3, dtype=torch.complex64) for _ in range(2))
+    for name in {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}:
+        with contextlib.suppress(RuntimeError, KeyError):  # what cannot be made so, or saved
+            numbers = torch.arange(64, dtype=torch.uint8).view(getattr(torch, name[6:]))
+            torch.save(numbers, io.BytesIO())
+            found |= {} if "quint" in name or "qint" in name else {name: numbers}
+    found["attributes"] = Marked(torch.ones(2))
+    found["attributes"].note = "from the first run"
+    return found | {
+        "waves": waves,
+        "conj": waves.conj(), "neg": other.conj().imag, "neg, too": torch._neg_view(wide),
+        "transposed": wide.T, "strided": wide[1::2, ::3], "expanded": wide[:1].expand(3, 6),
+        "scalar": wide[0, 0], "empty": torch.ones(0, 3), "nan": torch.tensor([float("nan"), -0.0]),
+        "parameter": nn.Parameter(wide + 1), "requires grad": torch.ones(2, requires_grad=True),
+        "channels last": torch.randn(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        "tied": wide, "tied, too": wide, "pt": torch.ones(1),
+    }  # fmt: skip
+
+
+def bits(tensors):
+    plain = {k: t.detach().resolve_conj().resolve_neg() for k, t in tensors.items()}
+    return {k: (t.dtype, t.shape, bytes(t.flatten().view(torch.uint8))) for k, t in plain.items()}
+
+
+def test_every_kind_of_tensor_arrives_to_the_bit(tmp_path):
+    state = every_kind_of_tensor()
+    for name in ("y.pt", "y.safetensors"):
+        fix_checkpoint(saved(tmp_path, state), tmp_path / name)
+        found = inspect_checkpoint(tmp_path / name).keys
+        assert bits(found) == bits(state)
+        assert found["tied"].data_ptr() == found["tied, too"].data_ptr()
+        for lacking in [key for key in state if key.startswith(LACKING)]:
+            path = saved(tmp_path, {lacking: state.pop(lacking)})
+            with pytest.raises(CheckpointError, match=f"safetensors has no {lacking}"):
+                fix_checkpoint(path, tmp_path / "z.safetensors")
 
 
 def test_extra_state_is_kept(tmp_path):

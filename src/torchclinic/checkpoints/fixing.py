@@ -19,6 +19,7 @@ from torchclinic.checkpoints.reports import Report, lines, some
 from torchclinic.checkpoints.weights import (
     choose,
     describe,
+    described,
     not_finite,
     not_finite_note,
     oversized,
@@ -29,6 +30,13 @@ from torchclinic.checkpoints.weights import (
 from torchclinic.modules import unwrapped
 from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
+
+# What is no file of PyTorch's by its name, and would be one by its contents.
+OTHER_FORMATS = {".onnx", ".gguf", ".h5", ".hdf5", ".keras", ".npy", ".npz", ".json", ".tflite"}
+AS_SAVED = (
+    "Give the model as it was when it was saved: --for takes a function of yours, too, such as one "
+    "that returns resnet18(num_classes=10)."
+)
 
 
 def fix_checkpoint(
@@ -87,6 +95,8 @@ def fix_checkpoint(
     (['weight', 'bias'], {'epoch': '3'})
     """
     target, checkpoint = Path(dst), open_checkpoint(src)
+    if target.is_dir() or target.suffix in OTHER_FORMATS:
+        raise CheckpointError(f"{target}: name a file to write that ends in .pt or .safetensors.")
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
     if model is None and (note := shard_note(checkpoint.path)):
@@ -97,7 +107,7 @@ def fix_checkpoint(
         above = where.split(".")[0]
         rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
     names = _names(checkpoint, found, model)
-    dropped = {str(k): describe(value) for k, value in rest.items()}
+    dropped = described(rest)
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
@@ -122,24 +132,24 @@ def _names(checkpoint: Checkpoint, values: dict, model: nn.Module | None) -> dic
     if model is None:
         names = clean_names(checkpoint.path, values, checkpoint.tree)
         return {new: old for old, new in names.items()}
-    found = match_model(values, unwrapped(model))
+    found = match_model(checkpoint.path, values, unwrapped(model))
     if not found.names or found.missing_keys or found.mismatched_shapes:
-        raise misfit(checkpoint.path, unwrapped(model), found)
+        raise misfit(checkpoint.path, unwrapped(model), found, AS_SAVED)
     return found.names
 
 
 def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
     """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many."""
     counts: Counter[str] = Counter()
-    for first, *others in ties(values):
-        old = values[first]
-        if old.is_floating_point() and old.dtype != dtype:
-            try:
-                refuse_endless(first, old)
+    try:
+        refuse_endless(values)
+        for first, *others in ties(values):
+            old = values[first]
+            if old.is_floating_point() and old.dtype != dtype:
                 values |= dict.fromkeys([first, *others], old.to(dtype))
-            except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
-                raise CheckpointError(f"{path}: {error}") from error
-            counts[f"{old.dtype} to {dtype}".replace("torch.", "")] += 1 + len(others)
+                counts[f"{old.dtype} to {dtype}".replace("torch.", "")] += 1 + len(others)
+    except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
+        raise CheckpointError(f"{path}: {error}") from error
     return dict(counts)
 
 
@@ -197,10 +207,13 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
     for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
         what = describe(values[key])
         raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
+    refuse_endless(values)
     for first, *others in ties(values):
-        value = values[first]
-        refuse_endless(first, value)
+        value = values[first].resolve_conj().resolve_neg()  # bits that the format lacks
         is_whole = value.nbytes == value.untyped_storage().nbytes() and value.is_contiguous()
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
         notes |= dict.fromkeys(others, first)  # as safetensors.torch.save_model says it
-    save_file(state, path, notes)
+    try:
+        save_file(state, path, notes)
+    except KeyError as dtype:  # its own error for one that it lacks
+        raise CheckpointError(f"safetensors has no {dtype}.") from None

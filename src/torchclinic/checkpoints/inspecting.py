@@ -15,6 +15,7 @@ from torchclinic.checkpoints.reports import Report, lines, some
 from torchclinic.checkpoints.weights import (
     choose,
     describe,
+    described,
     kind_of,
     not_finite,
     not_finite_note,
@@ -110,10 +111,7 @@ def _contents(tree: Any, where: str | None) -> dict[str, str]:
     """Names and descriptions of what is at the top level; of weights, what is beside them."""
     if not isinstance(tree, dict) or isinstance(tree, StandIn):
         return {"": describe(tree)}
-    values = {id(value): value for value in tree.values() if where or not isinstance(value, Tensor)}
-    # Once each: one may stand often.
-    words = {i: describe(value) for i, value in values.items()}
-    inside = {str(key): words[id(value)] for key, value in tree.items() if id(value) in words}
+    inside = described({k: v for k, v in tree.items() if where or not isinstance(v, Tensor)})
     return inside if where else {"": describe(tree)} | inside
 
 

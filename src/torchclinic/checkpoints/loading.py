@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from torchclinic.checkpoints.keys import COUNTER, Match, match
 from torchclinic.checkpoints.reading import CheckpointError, open_checkpoint
-from torchclinic.checkpoints.reports import Report, counted, lines
+from torchclinic.checkpoints.reports import Report, counted, lines, some
 from torchclinic.checkpoints.weights import choose, split
 from torchclinic.modules import unwrapped
 
@@ -72,9 +73,9 @@ def load_into(
             f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
             "model.to_empty(device=...) first."
         )
-    found = match_model(values, plain)
+    found = match_model(where, values, plain)
     if found.problems() and (strict or not found.names):
-        raise misfit(where, plain, found)
+        raise misfit(where, plain, found, "load_into(..., strict=False) loads what fits.")
     if checkpoint:
         checkpoint.verify((file_key, values[file_key]) for file_key in found.names.values())
     plain.load_state_dict({k: values[old] for k, old in found.names.items()}, strict=False)
@@ -90,22 +91,45 @@ def load_into(
     return done
 
 
-def match_model(values: Mapping[str, Any], model: nn.Module) -> Match:
-    """`match` with a model's state dict; a tied tensor may be in the file under one name."""
-    found = match(values, model.state_dict())
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    homes = {id(parameters.get(k)): file_key for k, file_key in found.names.items()}
-    for name in [k for k in found.missing_keys if k in parameters and id(parameters[k]) in homes]:
-        found.names[name] = homes[id(parameters[name])]
-        found.missing_keys.remove(name)
+def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
+    """`match` with a model's state dict; a tied tensor may be in the file under one name.
+
+    If it is there under several, they become one in `values`.
+
+    Raises
+    ------
+    CheckpointError
+        If they differ: the model can take only one of them.
+    """
+    state, tied = model.state_dict(keep_vars=True), {}
+    found = match(values, state)
+    for name in [name for name, value in state.items() if isinstance(value, Tensor)]:
+        tied.setdefault(id(state[name]), []).append(name)
+    for names in tied.values():
+        homes = [found.names[name] for name in names if name in found.names]
+        if len(names) < 2 or not homes:
+            continue
+        bits = [_bits(values[home]) for home in homes]
+        if not all(torch.equal(bits[0], other) for other in bits):
+            raise CheckpointError(
+                f"{where}: {some(map(repr, homes), between=' and ')} differ, and "
+                f"{type(model).__name__} ties them. Give a model with a tensor for each."
+            )
+        values |= dict.fromkeys(homes, values[homes[0]])
+        for name in [name for name in names if name in found.missing_keys]:
+            found.names[name] = homes[0]
+            found.missing_keys.remove(name)
     return found
 
 
-def misfit(where: Any, model: nn.Module, found: Match) -> CheckpointError:
-    """The error for weights that do not fit, with keys, shapes and near names."""
+def _bits(value: Tensor) -> Tensor:
+    return value.cpu().resolve_conj().resolve_neg().flatten().view(torch.uint8)
+
+
+def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:
+    """The error for weights that do not fit, with keys, shapes, near names and a way out."""
     fits = f"{len(found.names)} keys fit" if found.names else "no key fits"
-    way_out = " load_into(..., strict=False) loads what fits." if found.names else ""
     return CheckpointError(
         f"{where} does not fit {type(model).__name__}: {fits}, {', '.join(found.problems())}."
-        f"{way_out}"
+        f"{f' {way_out}' if found.names else ''}"
     )

@@ -7,6 +7,7 @@ wherever anything else would be imported, called or built. It imports nothing th
 
 from __future__ import annotations
 
+import math
 import pickle
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
+
+# What calls and imports may make, in items or letters: so many, and so many for each byte read. Of
+# what an honest program wrote, each is in the file.
+FREE, PER_BYTE = 10_000, 4
+BRANCHES = (dict, list, tuple, set, frozenset)
 
 
 class StandIn(dict):
@@ -44,7 +50,7 @@ class InertPickle:
 
     Attributes
     ----------
-    imports : list of str
+    imports : dict of str to None
         What the file would import that ``weights_only=True`` does not allow, in order.
     storages : dict of int to (str, str, int)
         By `storage_id`: a storage's key in the file, the device it was saved from, its bytes.
@@ -55,37 +61,45 @@ class InertPickle:
     >>> settings = {"lr": 0.1, "args": argparse.Namespace(epochs=3)}
     >>> inert = InertPickle()
     >>> found = inert.load(io.BytesIO(pickle.dumps(settings)))
-    >>> found, found["args"].state, inert.imports
+    >>> found, found["args"].state, list(inert.imports)
     ({'lr': 0.1, 'args': <argparse.Namespace>}, {'epochs': 3}, ['argparse.Namespace'])
     """
 
     __name__ = "torchclinic.checkpoints.pickles"  # torch.load asks for it
 
     def __init__(self) -> None:
-        self.imports: list[str] = []
+        self.imports: dict[str, None] = {}
         self.storages: dict[int, tuple[str, str, int]] = {}
         self.Unpickler = type("Unpickler", (_InertUnpickler,), {"notes": self})
 
     def load(self, file: Any, **options: Any) -> Any:
         """The object that the pickle at `file`'s position describes."""
         found = self.Unpickler(file, **options).load()
-        # torch.load looks up what a list here holds: the keys of a legacy file's storages.
-        _check_keys(found if isinstance(found, list) else [])
+        # torch.load, alone, has options. Of a legacy file it reads a number, a number, a dict and,
+        # after the tensors, a list of the storages that it fills; another would keep whatever
+        # was in memory.
+        if options and (self.storages or not isinstance(found, int | dict)):
+            keys = {key for key, *_ in self.storages.values()}
+            if not all(isinstance(key, str) for key in found) or set(found) != keys:
+                raise pickle.UnpicklingError("storages are used that the file does not list")
         return found
 
 
 def walk(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Each thing in a tree of containers and stand-ins, after the dotted keys that lead to it."""
+    """Each tensor and container in a tree of them, after the dotted keys that lead to it."""
     waiting, opened = [("", tree)], set()
     while waiting:
         name, value = waiting.pop()
         yield name.removeprefix("."), value
-        if isinstance(value, dict | list | tuple) and id(value) not in opened:
+        if isinstance(value, BRANCHES) and id(value) not in opened:
             opened.add(id(value))  # a file may hold a list that holds itself
-            inside = list(value.items() if isinstance(value, dict) else enumerate(value))
+            inside = enumerate(value)
+            if isinstance(value, dict):  # its keys may be stand-ins
+                inside = [*value.items(), *inside]
             if isinstance(value, StandIn):
                 inside += [("state", value.state), ("args", value.args)]
-            waiting += [(f"{name[:200]}.{str(key)[:200]}", v) for key, v in reversed(inside)]
+            found = [(k, v) for k, v in inside if isinstance(v, (*BRANCHES, torch.Tensor))]
+            waiting += [(f"{name[:200]}.{str(k)[:200]}", v) for k, v in reversed(found)]
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -93,26 +107,18 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _check_keys(keys: Iterable[Any]) -> None:
-    """Refuse what takes long to hash: ``t = (t, t)``, forty times, would take for ever."""
-    for key in keys:
-        parts = [key]
-        for _ in range(3):
-            parts = [part for k in parts[:100] for part in (k if isinstance(k, tuple) else [k])]
-        long = any(isinstance(part, int) and part.bit_length() > 64 for part in parts)
-        if long or len(parts) > 100 or any(isinstance(part, tuple | frozenset) for part in parts):
-            raise pickle.UnpicklingError("nested tuples or a long integer as a key")
+def _key(key: Any) -> Any:
+    """What stands for a key: others than these may be made to take for ever to look up."""
+    is_plain = isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 64)
+    return key if is_plain else StandIn(type(key).__name__)
 
 
 def _dict(pairs: Iterable = ()) -> dict:
-    pairs = list(pairs)
-    _check_keys(key for key, _ in pairs)
-    return dict(pairs)
+    return {_key(pair[0]): pair[1] for pair in pairs}  # to unpack a tensor might have no end
 
 
 def _set(items: Iterable = ()) -> set:
-    _check_keys(items)
-    return set(items)
+    return set(map(_key, items))
 
 
 def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
@@ -121,13 +127,16 @@ def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, meta
 
 def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata=None):
     """The tensor, without gradient and hooks, if its numbers are all in the storage."""
-    if not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
+    if max(len(size), len(stride)) > 64:  # PyTorch's own limit, which it does not keep here
+        raise pickle.UnpicklingError(f"a tensor of {len(size)} dimensions")
+    if not all(type(n) is int and 0 <= n < 2**63 for n in (offset, *size, *stride)):
         raise pickle.UnpicklingError(f"a tensor of shape {size}, stride {stride}")
     last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     needs = (offset + last + 1) * dtype.itemsize if all(size) else 0
     there = storage._untyped_storage.nbytes()
-    if needs > there:  # torch might make the storage larger
-        raise pickle.UnpicklingError(f"a tensor of {needs} bytes in {there}")
+    # Else torch might make the storage larger, or count beyond 64 bits.
+    if needs > there or math.prod(size) * dtype.itemsize >= 2**63:
+        raise pickle.UnpicklingError(f"a tensor of shape {size} in {there} bytes")
     return torch._utils._rebuild_tensor_v3(
         storage, offset, size, stride, False, None, dtype, metadata
     )
@@ -157,27 +166,42 @@ class _InertUnpickler(pickle._Unpickler):
     """
 
     notes: InertPickle
+    made = 0
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file, **options)
+        self.position = file.tell
+
+    def spend(self, count: int) -> None:
+        """Count what is made: by naming one thing again and again, a small file makes much."""
+        self.made += count
+        if self.made > FREE + PER_BYTE * self.position():
+            raise pickle.UnpicklingError("it makes far more than it holds")
 
     def find_class(self, module: str, name: str) -> Any:
         # By protocol 2, things are called as in Python 2: __builtin__.xrange.
         names = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        self.spend(len(names[0]) + len(names[1]))
         name = ".".join(names)
         allowed = _get_allowed_globals()
         if isinstance(allowed.get(name), torch.dtype) or name == "torch.storage.UntypedStorage":
             return allowed[name]
-        if name not in allowed and name not in self.notes.imports:
-            self.notes.imports.append(name)
+        if name not in allowed:
+            self.notes.imports[name] = None
         return StandIn(name)
 
     def call(self, function: StandIn, args: tuple) -> Any:
+        self.spend(tuple.__len__(args))  # which refuses what is no tuple
         inner = None
         if function.name.startswith("torch._utils._rebuild_parameter"):
             inner = args[0]
         elif function.name == "torch._tensor._rebuild_from_type_v2":  # a subclass, or attributes
             inner = self.call(args[0], args[2])
-        elif function.name in CALLED and not any(isinstance(a, torch.Tensor) for a in args):
-            return CALLED[function.name](*args)  # of a tensor, list() might have no end
+        elif function.name in CALLED:
+            if not function.name.startswith("torch._utils."):  # those copy nothing
+                self.spend(sum(len(a) for a in args if hasattr(a, "__len__")))
+            return CALLED[function.name](*args)
         return inner if isinstance(inner, torch.Tensor) else StandIn(function.name, args)
 
     def load_call(self) -> None:
@@ -185,8 +209,8 @@ class _InertUnpickler(pickle._Unpickler):
         self.stack[-1] = self.call(self.stack[-1], args)
 
     def load_newobj_ex(self) -> None:
-        keywords, args = self.stack.pop(), self.stack.pop()
-        self.stack[-1] = self.call(self.stack[-1], (*args, keywords))
+        self.stack.pop()  # keywords, which nothing has that is called
+        self.load_call()
 
     def _instantiate(self, function: StandIn, args: list) -> None:
         self.append(self.call(function, tuple(args)))
@@ -202,21 +226,20 @@ class _InertUnpickler(pickle._Unpickler):
         if kind == "module":  # a class, with its source text
             return self.append(about[0])
         storage_type, key, device, count, *view = about
-        if not (isinstance(key, str | int) and isinstance(device, str) and type(count) is int):
+        if not (isinstance(key, str) and isinstance(device, str) and type(count) is int):
             raise pickle.UnpicklingError("a storage without a key, a device and a size")
         if any(view):
             raise pickle.UnpicklingError("a view of a storage, as torch 0.1 wrote them")
         storage = self.persistent_load((kind, storage_type, key, device, count, *view))
         bytes_ = storage._untyped_storage
-        self.notes.storages[bytes_._cdata] = str(key), device, bytes_.nbytes()
+        self.notes.storages[bytes_._cdata] = key, device, bytes_.nbytes()
         self.append(storage)
 
     def set_items(self, items: list) -> None:
         """Into a dict; a tensor may show 4 bytes for ever."""
         if not isinstance(self.stack[-1], dict):
             raise pickle.UnpicklingError("an item set in what is no dict")
-        _check_keys(items[::2])
-        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        self.stack[-1].update(zip(map(_key, items[::2]), items[1::2], strict=True))
 
     def load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()

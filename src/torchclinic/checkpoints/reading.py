@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tarfile
 import warnings
 import zipfile
@@ -60,9 +61,9 @@ class CheckpointError(UserError, RuntimeError):
 
 
 @contextmanager
-def named_in_utf8(path: Path) -> Iterator[str]:
+def named_in_utf8(path: Path, *, hide: bool = False) -> Iterator[str]:
     """A name for a file that PyTorch and safetensors take, whatever bytes are in its own."""
-    if re.search("[\ud800-\udfff]", str(path)):
+    if hide or re.search("[\ud800-\udfff]", str(path)):
         with open(path, "rb") as file:
             yield f"/dev/fd/{file.fileno()}"
     else:
@@ -144,6 +145,9 @@ def _read(path: Path) -> Checkpoint:
         return _read_folder(path)
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: a device, pipe or socket; name a file or a folder.")
+    if path.is_file() and (path.suffix == ".distcp" or path.name == ".metadata"):
+        folder = path.absolute().parent
+        raise CheckpointError(f"{path}: a part of {folder}, {FOLDERS['.metadata'].format(folder)}")
     if path.name.endswith(".index.json"):
         return _read_shards(path)
     with open(path, "rb") as file:
@@ -175,8 +179,7 @@ def _read_zip(path: Path) -> Checkpoint:
         entry = entries[f"data/{key}"]
         if entry.compress_size != nbytes:
             raise CheckpointError(
-                f"{path}: damaged, or its entries are compressed: {entry.compress_size} bytes, not "
-                f"{nbytes}. Copy it again, or unpack it and pack it with `zip -0 -r`."
+                f"{path}: damaged: {entry.compress_size} bytes under {key}, not {nbytes}. {AGAIN}"
             )
         if has_checksums:
             checkpoint.checksums[i] = entry.CRC
@@ -189,14 +192,21 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
-    # By torch's own reader: torch.load would hand a TorchScript archive to torch.jit.load.
-    with named_in_utf8(path) as name:
-        records = torch._C.PyTorchFileReader(name).get_all_records()
-    if "constants.pkl" in records:
+    is_packed = any(info.compress_type for info in infos)
+    is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
+    if not is_packed:  # By torch's own reader: torch.load would hand TorchScript to torch.jit.load.
+        with named_in_utf8(path) as name:
+            reader = torch._C.PyTorchFileReader(name)
+            records = reader.get_all_records()
+    if is_packed or "constants.pkl" in records:
         raise CheckpointError(
-            f"{path}: a TorchScript archive, which is a program. If you trust it, save "
-            "torch.jit.load(path).state_dict() to another file."
+            f"{path}: its entries are compressed or overlap, or it is a TorchScript archive, which "
+            "is a program. Unpack it and pack it with `zip -0 -r`; or, if you trust the program, "
+            "save torch.jit.load(path).state_dict() to another file."
         )
+    if "byteorder" in records and reader.get_record("byteorder") != sys.byteorder.encode():
+        for info in infos:  # torch.load swaps their bytes: no checksum would be right
+            info.CRC = 0
     entries = {info.filename.removeprefix(roots[0]): info for info in infos}
     if any(info.CRC for info in infos):
         for name in [name for name in entries if not name.startswith("data/")]:
@@ -207,11 +217,12 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
 def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Checkpoint:
     if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
         raise CheckpointError(f"{path}: unset TORCH_FORCE_WEIGHTS_ONLY_LOAD; nothing in it is run.")
-    with warnings.catch_warnings(), named_in_utf8(path) as name:
+    misnamed = path.suffix == ".safetensors"  # by which torch.load takes it for no pickle
+    with warnings.catch_warnings(), named_in_utf8(path, hide=misnamed) as name:
         warnings.simplefilter("ignore")  # a class that is not here, a buffer that is not writable
         tree = torch.load(name, "cpu", pickle_module=inert, weights_only=False, mmap=mmap)
     devices = {i: device for i, (_, device, _) in inert.storages.items()}
-    return Checkpoint(path, kind, tree, [path], inert.imports, devices)
+    return Checkpoint(path, kind, tree, [path], [*inert.imports], devices)
 
 
 def _read_pickles(path: Path) -> Checkpoint:
@@ -222,7 +233,7 @@ def _read_pickles(path: Path) -> Checkpoint:
     with open(path, "rb") as file:
         first = inert.load(file)
     if first != torch.serialization.MAGIC_NUMBER:
-        return Checkpoint(path, "pickle, not by torch.save", first, [path], inert.imports)
+        return Checkpoint(path, "pickle, not by torch.save", first, [path], [*inert.imports])
     return _torch_load(path, "torch.save (before 1.6)", inert, mmap=False)
 
 
@@ -271,8 +282,8 @@ def _read_shards(index: Path) -> Checkpoint:
     homes = json.loads(index.read_text())["weight_map"]
     whole, shards = Checkpoint(index, "", {}, [index]), {}
     for name in sorted(set(homes.values())):
-        if Path(name).name != name:
-            raise CheckpointError(f"{index}: it names {name!r}, which is not a file beside it.")
+        if Path(name).name != name or name.endswith(".index.json"):
+            raise CheckpointError(f"{index}: it names {name!r}, which is no shard beside it.")
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
         shards[name] = shard = open_checkpoint(index.parent / name)

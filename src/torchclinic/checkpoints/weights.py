@@ -20,6 +20,7 @@ WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "net
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
 AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
+SHOWN_TIMES = 4  # how often tensors may show the numbers of a storage: more might have no end
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
 
 
@@ -52,10 +53,10 @@ def state_dicts(tree: Any) -> dict[str, Mapping]:
 
 
 def _state_dicts(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str, Mapping]]:
+    opened.add(id(tree))
     if is_model(tree) or is_state_dict(tree):
         yield ".".join(map(str, above)), tree
     if isinstance(tree, Mapping) and len(above) < 3 and not is_optimizer(tree):
-        opened.add(id(tree))
         for key, value in tree.items():
             if id(value) not in opened and not str(key).endswith(EXTRA_STATE):
                 yield from _state_dicts(value, (*above, key), opened)
@@ -104,8 +105,8 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
     for key, value in weights.items():
         if is_unread_tensor(value):
             raise CheckpointError(f"{path}: {key!r} {_why_unread(value)}")
-        is_plain = not any(isinstance(thing, StandIn) for _, thing in walk(value))
-        if isinstance(value, Tensor) or (key.endswith(EXTRA_STATE) and is_plain):
+        odd = (True for _, thing in walk(value) if isinstance(thing, StandIn))
+        if isinstance(value, Tensor) or (key.endswith(EXTRA_STATE) and not any(odd)):
             kept[key] = value
     return kept, {key: value for key, value in weights.items() if key not in kept}
 
@@ -147,44 +148,67 @@ def ties(values: Mapping[str, Any]) -> list[list[str]]:
     for key, value in values.items():
         if isinstance(value, Tensor):
             view = value.storage_offset(), value.shape, value.stride(), value.dtype
+            view += value.is_conj(), value.is_neg()
             place = (storage_id(value), *view) if value.numel() else key
             names.setdefault(place, []).append(key)
     return list(names.values())
 
 
-def oversized(values: Mapping[str, Any]) -> list[str]:
-    """Keys of tensors whose storage holds numbers that none of the keys shows."""
+def _shown(values: Mapping[str, Any]) -> dict[int, int]:
+    """How many bytes of each storage the keys show, by `storage_id`; of tied keys once."""
     firsts = [values[keys[0]] for keys in ties(values)]
     shown = dict.fromkeys(map(storage_id, firsts), 0)
     for tensor in firsts:
         shown[storage_id(tensor)] += tensor.nbytes
+    return shown
+
+
+def oversized(values: Mapping[str, Any]) -> list[str]:
+    """Keys of tensors whose storage holds numbers that none of the keys shows."""
+    shown = _shown(values)
     tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
     return [k for k, t in tensors.items() if shown[storage_id(t)] < t.untyped_storage().nbytes()]
 
 
 def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
-    """How many numbers are NaN or infinite, by the keys of the tensors that hold such."""
-    counts = {}
-    for key, value in values.items():
-        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
-            continue
-        if value.nbytes > value.untyped_storage().nbytes():  # shows them again and again
-            value = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
-        with suppress(NotImplementedError):  # float4, which has neither
-            parts = value.flatten().split(1 << 22)
-            if value.itemsize == 1:  # float8, of which PyTorch 2.10 cannot say it
-                parts = (part.float() for part in parts)
-            counts[key] = sum(part.numel() - int(part.isfinite().sum()) for part in parts)
-    return {key: count for key, count in counts.items() if count}
+    """How many numbers are NaN or infinite, by the keys of the tensors that hold such.
+
+    A storage that is shown again and again is looked at once: each key gets the number in it.
+    """
+    shown, known, counts = _shown(values), {}, {}
+    for names in ties(values):
+        value = values[names[0]]
+        storage, place = value.untyped_storage(), names[0]
+        if shown[storage_id(value)] > SHOWN_TIMES * storage.nbytes():
+            place = storage_id(value), value.dtype
+            value = torch.empty(0, dtype=value.dtype).set_(storage)
+        if place not in known:
+            known[place] = _count_not_finite(value)
+        counts |= dict.fromkeys(names, known[place])
+    return {key: counts[key] for key in values if counts.get(key)}
 
 
-def refuse_endless(key: str, value: Tensor) -> None:
+def _count_not_finite(value: Tensor) -> int:
+    if not (value.is_floating_point() or value.is_complex()):
+        return 0
+    with suppress(NotImplementedError):  # float4, which has neither
+        parts = value.flatten().split(1 << 22)
+        if value.itemsize == 1:  # float8, of which PyTorch 2.10 cannot say it
+            parts = (part.float() for part in parts)
+        return sum(part.numel() - int(part.isfinite().sum()) for part in parts)
+    return 0
+
+
+def refuse_endless(values: Mapping[str, Any]) -> None:
     """Refuse what shows its numbers again and again: 4 bytes would fill the disk."""
-    there = value.untyped_storage().nbytes()
-    if value.nbytes > 1e6 + there:
+    tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    there = {storage_id(t): t.untyped_storage().nbytes() for t in tensors.values()}
+    shown = _shown(values)
+    if sum(shown.values()) > 1e6 + SHOWN_TIMES * sum(there.values()):
+        key = max(tensors, key=lambda k: (i := storage_id(tensors[k]), shown[i] - there[i])[1])
         raise CheckpointError(
-            f"{key!r} shows the same {in_bytes(there)} again and again, which would be "
-            f"{in_bytes(value.nbytes)} on the disk."
+            f"{key!r} shows the same {in_bytes(there[storage_id(tensors[key])])} again and again: "
+            f"the tensors would take {in_bytes(sum(shown.values()))} on the disk."
         )
 
 
@@ -198,6 +222,12 @@ def kind_of(tensor: Tensor) -> str:
     """Its shape and dtype: ``64x3x7x7 float32``."""
     shape = "x".join(map(str, tensor.shape)) or "scalar"
     return f"{shape} {tensor.dtype}".replace("torch.", "")
+
+
+def described(values: Mapping[Any, Any]) -> dict[str, str]:
+    """What each of them is, by its key; each is looked at once, however often it is there."""
+    words = {i: describe(value) for i, value in {id(v): v for v in values.values()}.items()}
+    return {str(key): words[id(value)] for key, value in values.items()}
 
 
 def describe(value: Any) -> str:
@@ -221,5 +251,5 @@ def describe(value: Any) -> str:
         return f"{type(value).__name__} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to print larger ones
         return f"an integer of {value.bit_length():,} bits"
-    text = repr(value)
+    text = repr(value[:50] if isinstance(value, str | bytes) else value)
     return text if len(text) < 40 else f"{text[:36]}..."
