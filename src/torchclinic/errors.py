@@ -61,7 +61,7 @@ PREFIXES = [
     # A line of code beside the one that ran, with its number, as IPython, Colab and rich quote it:
     # all of it, if it begins a text, for nobody has printed that text.
     r"(?:│ {0,9})?\[?\d{1,6}(?:\]\([^\n ]{1,300}\))?[ │]{1,99}"
-    r"(?:[^\n:']{0,200}[(=,+] ?)?[bfr]{0,2}'[^\n]*",
+    r"(?![ │])(?:[^\n:']{0,200}[(=,+] ?)?[bfr]{0,2}'[^\n]*",
     r"\[(?:rank|default) ?\d{1,5}\]:?",  # torch, torchrun
     r"\[\d{1,5}(?:,\d{1,5})?\](?:<\w{1,6}>)?:?",  # mpirun --tag-output
     rf"\d{{1,5}}:{END}",  # srun --label
