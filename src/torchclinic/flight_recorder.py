@@ -216,6 +216,5 @@ def explain(found: list[dict], absent: list[int]) -> str:
     told = [SHARED["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
     told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
     if entry := errors.catalogue().get(found[0].get("entry")):
-        told += [errors._filled("Do:", entry.fix)]
-        told += [f"More, with code that fails and code that works: torchclinic explain {entry.id}"]
+        told += [errors._filled("Do:", entry.fix), errors._more(entry)]
     return "\n\n".join(told)
