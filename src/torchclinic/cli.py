@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchclinic import OLDEST_TORCH, UserError, __version__
+from torchclinic import OLDEST_TORCH, UserError, __version__, printable
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         note(error)
         raise
     if text:
-        print(f"torchclinic {options.command}: {text}", file=sys.stderr)
+        print(f"torchclinic {options.command}: {printable(str(text))}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # Python would try again at the end, and complain
