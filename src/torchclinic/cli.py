@@ -26,15 +26,17 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()  # here its errors can be told
     except BrokenPipeError:  # who read it has left, as head does
         status = 141  # what a shell says of a program that SIGPIPE has ended
-    except (UserError, OSError) as error:  # an OSError is about files and the machine
-        status, text = 2, error
     except KeyboardInterrupt:
         status, text = 130, "interrupted"
-    except Exception as error:  # PyTorch's, or a bug
-        from torchclinic.errors import note
+    except Exception as error:
+        # An OSError is about files and the machine, or a library that torch lacks.
+        told = OSError if options.command == "explain" or "torch" in sys.modules else UserError
+        if not isinstance(error, UserError | told):  # PyTorch's, or a bug
+            from torchclinic.errors import note
 
-        note(error)
-        raise
+            note(error)
+            raise
+        status, text = 2, error
     if text:
         print(f"torchclinic {options.command}: {printable(str(text))}", file=sys.stderr)
     try:
