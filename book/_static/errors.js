@@ -133,8 +133,8 @@
 
   async function showFiles(files) {
     const contents = await Promise.all([...files].map(async (file) => [file.name, new Uint8Array(await file.arrayBuffer())]));
-    if (contents.length > 1 || isDump(contents[0][1])) return showDumps(contents);
-    log.value = new TextDecoder().decode(contents[0][1]);
+    if (contents.some(([, bytes]) => isDump(bytes))) return showDumps(contents);
+    log.value = contents.map(([, bytes]) => new TextDecoder().decode(bytes)).join("\n");
     showAnswer();
   }
 

@@ -22,7 +22,7 @@ const flightRecorder = (shared) => {
     const byte = () => number("Uint8", 1), word = () => number("Uint32", 4, true);
     const slice = (size) => at + size > bytes.length ? view.getUint8(bytes.length) : bytes.subarray(at, at += size);
     const long = (digits) => digits.reduceRight((sum, digit) => sum * 256 + digit, 0) - (digits.at(-1) > 127) * 256 ** digits.length;
-    const set = (items) => { while (items.length) stack.at(-1)[items.shift()] = items.shift(); };
+    const set = (items) => items.forEach((key, at) => { if (at % 2 === 0) stack.at(-1)[text(key)] = items[at + 1]; });
     const marked = () => stack.splice(marks.pop());
     const steps = {
       "\x80": byte, "(": () => { marks.push(stack.length); }, N: () => stack.push(null),
@@ -33,7 +33,7 @@ const flightRecorder = (shared) => {
       h: () => stack.push(memo.get(byte())), j: () => stack.push(memo.get(word())), "}": () => stack.push(Object.create(null)),
       s: () => set(stack.splice(-2)), u: () => set(marked()), "]": () => stack.push([]),
       a: () => { const item = stack.pop(); stack.at(-1).push(item); },
-      e: () => { const items = marked(); stack.at(-1).push(...items); }, "\x86": () => stack.push(stack.splice(-2)),
+      e: () => { const items = marked(); for (const item of items) stack.at(-1).push(item); }, "\x86": () => stack.push(stack.splice(-2)),
     };
     for (let step = byte(); step !== 46; step = byte()) steps[String.fromCharCode(step)]();
     return stack.pop();
@@ -43,26 +43,32 @@ const flightRecorder = (shared) => {
     let dump;
     try {
       dump = bytes[0] === 0x80 ? unpickled(bytes) : JSON.parse(new TextDecoder().decode(bytes));
-      dump.version.at(0);
+      dump.version = text(dump.version);
     } catch (error) {
       fail(error instanceof TypeError || !isDump(bytes) ? "none" : "cut", { name });
     }
     return dump.version.startsWith("2.") ? dump : fail("version", { name, version: dump.version.slice(0, 9) });
   }
 
+  const unfit = () => { throw new TypeError(); }; // a dump may hold anything
+  const text = (value) => typeof value === "string" ? [...value.slice(0, 4000)].slice(0, 2000).join("").replace(/(?! )[\p{C}\p{Z}]/gu, "?") : unfit();
+  const number = (value) => typeof value === "number" && Math.abs(value) < 2 ** 63 ? value : unfit();
+  const whole = (value) => Math.trunc(number(value));
+
   function callOf(entry) {
-    const op = entry.profiling_name.split(":").slice(1).join(":");
-    const [name, description] = entry.process_group;
-    const shapes = entry.input_sizes.map((shape) => `[${shape.join(", ")}]`);
-    const frames = entry.frames ?? [];
-    const yours = frames.find(({ filename }) => !NOT_YOURS.test(filename)) ?? frames[0];
-    const place = yours ? ` at ${yours.filename.split(new RegExp(shared.slash)).at(-1)}:${yours.line}` : "";
+    const op = text(entry.profiling_name).split(":").slice(1).join(":");
+    const [name, description] = [0, 1].map((place) => text(entry.process_group[place]));
+    const shapes = entry.input_sizes.map((shape) => `[${shape.map(whole).join(", ")}]`);
+    const { frames = [], timeout_ms = 1_800_000 } = entry;
+    const places = frames.map(({ filename, line }) => [text(filename), whole(line)]);
+    const yours = places.find(([file]) => !NOT_YOURS.test(file)) ?? places[0];
+    const place = yours ? ` at ${yours[0].split(new RegExp(shared.slash)).at(-1)}:${yours[1]}` : "";
     return {
-      op, number: entry.collective_seq_id, p2p: entry.is_p2p, text: op + place,
+      op, number: whole(entry.collective_seq_id), p2p: entry.is_p2p === true, text: op + place,
       group: ["", "undefined"].includes(description) ? name : description,
-      size: shared.same_size.includes(op) ? [...shapes, ...entry.input_dtypes].join(" ") : "",
-      seconds: entry.time_created_ns / 1e9, limit: (entry.timeout_ms ?? 1_800_000) / 1e3,
-      ended: entry.state === "completed" || Boolean(entry.retired),
+      size: shared.same_size.includes(op) ? [...shapes, ...entry.input_dtypes.map(text)].join(" ") : "",
+      seconds: number(entry.time_created_ns) / 1e9, limit: number(timeout_ms) / 1e3,
+      ended: entry.state === "completed" || entry.retired === true,
     };
   }
 
@@ -141,11 +147,11 @@ const flightRecorder = (shared) => {
   }
 
   function difference(ranks) {
-    const least = (made) => made.size ? Math.min(...made.keys()) : 0;
-    const start = Math.max(...[...ranks.values()].map(least));
-    const numbers = new Set([...ranks.values()].flatMap((made) => [...made.keys()]));
+    const sorted = new Map([...ranks].map(([rank, made]) => [rank, [...made.keys()].sort((a, b) => a - b)]));
+    const start = Math.max(...[...sorted.values()].map(([first = 0]) => first));
+    const numbers = new Set([...sorted.values()].flat());
     for (const number of [...numbers].filter((n) => n >= start).sort((a, b) => a - b)) {
-      const here = [...ranks].filter(([, made]) => made.has(number) || number > Math.max(0, ...made.keys()));
+      const here = [...ranks].filter(([rank, made]) => made.has(number) || number > (sorted.get(rank).at(-1) ?? 0));
       const calls = here.map(([, made]) => made.get(number)).filter(Boolean);
       for (const [kind, key] of [["skipped", "op"], ["size", "size"]]) {
         const count = (value) => calls.filter((call) => call[key] === value).length;

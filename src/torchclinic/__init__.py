@@ -12,6 +12,12 @@ class UserError(ValueError):
     """What the user asked for cannot be done; the message says why, and the way out."""
 
 
+def printable(text: str) -> str:
+    """A file chooses its names; it does not get to send codes to a terminal."""
+    text = text[:2000]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 def load_ipython_extension(shell) -> None:
     """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
     from torchclinic.errors import _watch

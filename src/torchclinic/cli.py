@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
-import difflib
 import importlib
 import os
 import platform
@@ -13,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchclinic import OLDEST_TORCH, UserError, __version__
+from torchclinic import OLDEST_TORCH, UserError, __version__, printable
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,17 +26,19 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()  # here its errors can be told
     except BrokenPipeError:  # who read it has left, as head does
         status = 141  # what a shell says of a program that SIGPIPE has ended
-    except (UserError, OSError) as error:  # an OSError is about files and the machine
-        status, text = 2, error
     except KeyboardInterrupt:
         status, text = 130, "interrupted"
-    except Exception as error:  # PyTorch's, or a bug
-        from torchclinic.errors import note
+    except Exception as error:
+        # An OSError is about files and the machine, or a library that torch lacks.
+        told = OSError if options.command == "explain" or "torch" in sys.modules else UserError
+        if not isinstance(error, UserError | told):  # PyTorch's, or a bug
+            from torchclinic.errors import note
 
-        note(error)
-        raise
+            note(error)
+            raise
+        status, text = 2, error
     if text:
-        print(f"torchclinic {options.command}: {text}", file=sys.stderr)
+        print(f"torchclinic {options.command}: {printable(str(text))}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # Python would try again at the end, and complain
@@ -62,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     log = "torchrun train.py 2>&1 | tee log.txt; torchclinic explain log.txt"
     add = command("explain", _explain, "what an error means, and what to do", log)
     add("what", nargs="*", metavar="FILE|ID", help="a log, - for the standard input (the default"
-        " if it is no terminal), an entry of the catalogue, or the flight recorder's dumps: the"
-        " files of all ranks, or their folder")  # fmt: skip
+        " if it is no terminal), or an entry of the catalogue; of several ranks, the logs or the"
+        " flight recorder's dumps: their files or their folder, such as that of torchrun --log-dir"
+        " (its last run's last attempt)")  # fmt: skip
     add("--json", action="store_true", help="for other programs, in a form that stays")
 
     path = {"metavar": "PATH", "help": "a file, or a sharded checkpoint's folder"}
@@ -98,53 +99,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """Find known errors in a log, the likeliest cause first: why, and what to do. Of an entry of
-    the catalogue, print all. Of a hang's dumps, say which rank did not make a call. Exit status:
-    0 if there is an entry, 1 if not.
+    """Find known errors in a log, the likeliest cause first: why, and what to do. Of several ranks'
+    logs, say also which rank failed first. Of an entry of the catalogue, print all. Of a hang's
+    dumps, say which rank did not make a call. Exit status: 0 if there is an entry, 1 if not.
     """
-    from torchclinic import errors, flight_recorder
+    from torchclinic import errors, flight_recorder, logs
 
-    if dumps := flight_recorder.dumps_in(options.what):
+    what = options.what or ["" if sys.stdin.isatty() else "-"]
+    if dumps := flight_recorder.dumps_in(what):
         ranks, absent = flight_recorder.read(dumps)
         told = flight_recorder.compare(ranks)
         entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in told if "entry" in t]
         found = [errors.Match(entry, text=says) for entry, says in entries]
         log, more = "", {"differences": told, "ranks_without_dump": absent}
         text = flight_recorder.explain(told, absent)
+    elif len(what) == 1 and (entry := errors.catalogue().get(what[0])):
+        log, found, more, text = "", [errors.Match(entry)], {}, entry
     else:
-        (what,) = options.what or ("" if sys.stdin.isatty() else "-",)
-        entry, more = errors.catalogue().get(what), {}
-        log = "" if entry else _log(what)
-        found = [errors.Match(entry)] if entry else errors.find(log)
-        text = entry or errors.explain(log, found)
+        texts = logs.read(what)
+        log, first = "\n".join(texts.values()), logs.first_to_fail(texts)
+        found, more = logs.find(texts, first), {"first_to_fail": first} if len(texts) > 1 else {}
+        text = f"{first.get('says', '')}\n\n{errors.explain(log, found)}".lstrip()
     print(errors.as_json(log, found, **more) if options.json else text)
     return 0 if found else 1
-
-
-def _log(name: str) -> str:
-    """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
-    if name != "-" and not os.path.exists(name):
-        raise UserError(_no_such(name))
-    if name != "-" and Path(name).is_char_device():  # /dev/zero never ends
-        raise UserError(f"{name} is a device: give the file of a log, or - for the standard input.")
-    text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    if not text.strip():
-        raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
-    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
-        raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
-    of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
-    return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
-
-
-def _no_such(name: str) -> str:
-    from torchclinic import errors
-
-    if not name:
-        return "give a FILE with a log, pipe one in, or name an entry (see --help)."
-    near = difflib.get_close_matches(name, errors.catalogue(), cutoff=0.5)
-    advice = f"The nearest entries: {', '.join(near)}" if near else "Give the file of a log."
-    return f"no file and no entry is called {name}. {advice}"
 
 
 # --- inspect and fix ----------------------------------------------------------------------------

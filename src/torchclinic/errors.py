@@ -61,7 +61,7 @@ PREFIXES = [
     # A line of code beside the one that ran, with its number, as IPython, Colab and rich quote it:
     # all of it, if it begins a text, for nobody has printed that text.
     r"(?:│ {0,9})?\[?\d{1,6}(?:\]\([^\n ]{1,300}\))?[ │]{1,99}"
-    r"(?:[^\n:']{0,200}[(=,+] ?)?[bfr]{0,2}'[^\n]*",
+    r"(?![ │])(?:[^\n:']{0,200}[(=,+] ?)?[bfr]{0,2}'[^\n]*",
     r"\[(?:rank|default) ?\d{1,5}\]:?",  # torch, torchrun
     r"\[\d{1,5}(?:,\d{1,5})?\](?:<\w{1,6}>)?:?",  # mpirun --tag-output
     rf"\d{{1,5}}:{END}",  # srun --label
@@ -104,16 +104,8 @@ OTHERS = {
     "R": ["Execution halted", "loadNamespace(", "/R/library/", "/R/site-library/"],
     "Julia": ["ERROR: LoadError", ".jl:"],
 }
-OWN = [
-    "torch",
-    "Torch",
-    "state_dict",
-    "DataLoader",
-    "c10::",
-    "aten::",
-    "requires_grad",
-    "nn.Module",
-]
+OWN = ["torch", "Torch", "state_dict", "DataLoader", "c10::", "aten::"]
+OWN += ["requires_grad", "nn.Module"]
 # The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
 ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 # Whose a line is: by its prefix (torch, mpirun), in torchrun's summary, as srun says.
@@ -178,14 +170,15 @@ class Error:
 
 @dataclass(frozen=True)
 class Match:
-    """An `error` that a log holds: in which `line`, counted from 1, what stands there, and the
-    `rank` whose line it is, if the log says so.
+    """An `error` that a log holds: in which `line`, counted from 1, what stands there, the `rank`
+    whose line it is, if the log says so, and of several logs, the `file`.
     """
 
     error: Error
     line: int | None = None
     text: str = ""
     rank: str = ""
+    file: str = ""
 
 
 @cache
@@ -414,30 +407,13 @@ def _weights() -> dict[str, int]:
 
 def rules() -> dict:
     """All that the paste box needs to find what `find` and `nearest` find, for JSON."""
-    return {
-        "gap": GAP,
-        "near": NEAR,
-        "kinds": KINDS,
-        "quotes": QUOTES,
-        "colour": COLOUR,
-        "prefix": PREFIX,
-        "others": OTHERS,
-        "own": OWN,
-        "environment": ENVIRONMENT,
-        "telling": TELLING.pattern,
-        "word": WORD.pattern,
-        "weights": _weights(),
-        "errors": [
-            {
-                "id": error.id,
-                "kind": error.kind,
-                "over": error.over,
-                "patterns": _patterns(error.id),
-                "words": sorted(_words()[error.id]),
-            }
-            for error in catalogue().values()
-        ],
-    }
+    told = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES, "colour": COLOUR}
+    told |= {"prefix": PREFIX, "others": OTHERS, "own": OWN, "environment": ENVIRONMENT}
+    told |= {"telling": TELLING.pattern, "word": WORD.pattern, "weights": _weights()}
+    told["errors"] = [{"id": e.id, "kind": e.kind, "over": e.over} for e in catalogue().values()]
+    for rule in told["errors"]:
+        rule |= {"patterns": _patterns(rule["id"]), "words": sorted(_words()[rule["id"]])}
+    return told
 
 
 # --- showing ------------------------------------------------------------------------------------
@@ -459,15 +435,20 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
     told = [
         _heading(error),
-        _filled("In your log, line", where),
+        _filled(f"In {first.file or 'your log'}, line", where),
         _wrapped(_first_to_fail(_without_colours(log))),
         _filled("Why:", error.cause),
         _filled("Do:", error.fix),
         FOLLOWS.get(error.kind),
         also if others else "",
-        f"More, with code that fails and code that works: torchclinic explain {error.id}",
+        _more(error),
     ]
     return "\n\n".join(filter(None, told))
+
+
+def _more(error: Error) -> str:
+    code = ", with code that fails and code that works" if error.fails and error.works else ""
+    return f"More{code}: torchclinic explain {error.id}"
 
 
 FOLLOWS = {
@@ -479,6 +460,7 @@ it. If it is PyTorch, give the whole log, from its first line."""
 ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
 started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
 WIDTH = 88
+LINK = r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"  # its words
 
 
 def as_json(log: str, found: list[Match], **more: object) -> str:
@@ -494,7 +476,7 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
 
 def _record(match: Match) -> dict:
     error = match.error
-    told = {name: getattr(match, name) for name in ("line", "text", "rank")}
+    told = {name: getattr(match, name) for name in ("line", "text", "rank", "file")}
     told |= {name: getattr(error, name) for name in ("kind", "message")}
     told |= {name: _without_links(getattr(error, name)).strip() for name in ("cause", "fix")}
     url = _published(f"{error.page}#{error.id}")
@@ -502,7 +484,8 @@ def _record(match: Match) -> dict:
 
 
 def _also(match: Match) -> str:
-    where = f"line {match.line}, {match.rank}{', ' * bool(match.rank)}{match.error.id}"
+    line = f"line {match.line}{f' of {match.file}' if match.file else ''}"
+    where = ", ".join(filter(None, [line, match.rank, match.error.id]))
     cause = _without_links(match.error.in_brief[0])
     return _wrapped(f"{where}: {cause} {FOLLOWS.get(match.error.kind, '')}", "  ")
 
@@ -516,7 +499,7 @@ def _block(title: str, text: str) -> str:
 
 
 def _filled(title: str, text: str) -> str:
-    """Paragraphs of Markdown as lines of a terminal's width; links keep their words alone."""
+    """Paragraphs of Markdown as lines of a terminal's width; links within the book, as words."""
     if not text.strip():
         return ""
     paragraphs = re.split(r"\n\s*\n", _without_links(f"{title} {text.strip()}"))
@@ -535,7 +518,9 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _without_links(text: str) -> str:
-    return re.sub(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^)]*\)", r"\1", text)
+    """Of links within the book, their words alone; others keep their addresses."""
+    text = re.sub(rf"{LINK}\((https?:[^)]*)\)", r"\1 (\2)", text)
+    return re.sub(rf"{LINK}\([^)]*\)", r"\1", text)
 
 
 def _published(link: str) -> str:

@@ -12,13 +12,21 @@ import io
 import json
 import pickle
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
-from torchclinic import UserError, errors
+from torchclinic import UserError, errors, printable
 
 SHARED = errors.page("flight_recorder")  # with flight_recorder.js
+
+
+class _Texts(dict):
+    """A dump's keys are texts: others can be chosen so that to hash them takes for ever."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(sys.intern(key), value)  # a TypeError if it is no text
 
 
 class _Data(pickle._Unpickler):
@@ -29,11 +37,10 @@ class _Data(pickle._Unpickler):
         for code in (getattr(pickle, step)[0] for step in SHARED["steps"])
     }
 
-    def load_pair(self) -> None:
-        """Make a list of what was a tuple: as a key, nested tuples would take for ever to hash."""
-        self.stack[-2:] = [self.stack[-2:]]
+    def load_texts(self) -> None:
+        self.append(_Texts())
 
-    dispatch[pickle.TUPLE2[0]] = load_pair
+    dispatch[pickle.EMPTY_DICT[0]] = load_texts
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -41,14 +48,16 @@ class _Data(pickle._Unpickler):
 
 def dumps_in(paths: list[str]) -> dict[str, bytes]:
     """The content by name of the dumps in a folder, or of the files; none if it is no dumps."""
-    files, several = [Path(path) for path in paths], len(paths) > 1
-    if not several and files and files[0].is_dir():
-        files = [f for f in sorted(files[0].iterdir()) if re.search(SHARED["rank"], f.name)]
-    files = [file for file in files if several or (file.is_file() and _begins_as_dump(file))]
-    return {str(file): file.read_bytes() for file in files}
+    files = [Path(path) for path in paths if path]
+    if len(files) == 1 and files[0].is_dir():
+        named = [f for f in sorted(files[0].iterdir()) if re.search(SHARED["rank"], f.name)]
+        files = list(filter(_begins_as_dump, named))
+    return {str(f): f.read_bytes() for f in files} if any(map(_begins_as_dump, files)) else {}
 
 
 def _begins_as_dump(file: Path) -> bool:
+    if not file.is_file():
+        return False
     with file.open("rb") as opened:
         return is_dump(opened.read(4096))
 
@@ -70,10 +79,10 @@ def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
         dump, names[rank] = _load(name, content), name
         try:
             ranks[rank] = [_call(entry) for entry in dump["entries"]]
-            configs = str([group["ranks"] for group in dump["pg_config"].values()])
+            configs = " ".join(group["ranks"] for group in dump["pg_config"].values())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _error("version", name=name, version=str(dump["version"])[:9]) from error
-        known |= {int(other) for other in re.findall(r"\d{1,6}", configs)}
+            raise _error("version", name=name, version=_text(dump["version"])[:9]) from error
+        known |= {int(other) for other in re.findall("[0-9]{1,6}", configs)}
     known |= set(range(max(ranks)))
     if len(ranks) == 1 and known - set(ranks):
         raise _error("one", name=name)
@@ -87,9 +96,9 @@ def _error(word: str, **gaps: object) -> UserError:
 
 def _load(name: str, content: bytes) -> dict:
     try:
-        pickled = content.startswith(b"\x80")
-        dump = _Data(io.BytesIO(content)).load() if pickled else json.loads(content)
-        version = str(dump["version"])
+        pickled, file = content.startswith(b"\x80"), io.BytesIO(content)
+        dump = _Data(file).load() if pickled else json.load(file, parse_constant=int)
+        version = _text(dump["version"])
     except Exception as error:  # of whatever kind an unpickler ends with
         unknown = isinstance(error, KeyError | TypeError) or not is_dump(content[:4096])
         raise _error("none" if unknown else "cut", name=name) from error
@@ -98,25 +107,37 @@ def _load(name: str, content: bytes) -> dict:
     return dump
 
 
+def _text(value: object) -> str:
+    """A text that may be printed; a TypeError if `value` is none: a dump may hold anything."""
+    return printable(sys.intern(value))
+
+
+def _number(value: object) -> float:
+    """A number with which one can reckon; a TypeError if `value` is none."""
+    if type(value) not in (int, float) or not abs(value) < 2**63:
+        raise TypeError
+    return value
+
+
 def _call(entry: dict) -> dict:
     """What is compared of an entry; it is alike in NCCL's dumps and gloo's."""
-    op = entry["profiling_name"].partition(":")[2]
-    name, description = entry["process_group"]
-    size = [*map(str, entry["input_sizes"]), *entry["input_dtypes"]]
+    op = _text(entry["profiling_name"]).partition(":")[2]
+    name, description = map(_text, entry["process_group"][:2])
+    size = [str([int(_number(n)) for n in shape]) for shape in entry["input_sizes"]]
+    size += map(_text, entry["input_dtypes"])
     frames = entry.get("frames", [])
-    yours = [f for f in frames if not re.search(SHARED["not_yours"], f["filename"])] or frames
-    file = [f" at {re.split(SHARED['slash'], f['filename'])[-1]}:{f['line']}" for f in yours[:1]]
+    frames = [(_text(f["filename"]), int(_number(f["line"]))) for f in frames]
+    yours = [(f, n) for f, n in frames if not re.search(SHARED["not_yours"], f)] or frames
+    place = [f" at {re.split(SHARED['slash'], file)[-1]}:{line}" for file, line in yours[:1]]
     return {
-        "op": op,
+        "op": op, "text": op + "".join(place), "p2p": entry.get("is_p2p") is True,
         "group": name if description in ("", "undefined") else description,
-        "number": int(entry["collective_seq_id"]),
+        "number": int(_number(entry["collective_seq_id"])),
         "size": " ".join(size) if op in SHARED["same_size"] else "",
-        "text": op + "".join(file),
-        "seconds": entry["time_created_ns"] / 1e9,
-        "limit": entry.get("timeout_ms", 1_800_000) / 1e3,
-        "p2p": entry["is_p2p"],
-        "ended": entry["state"] == "completed" or entry.get("retired", False),
-    }
+        "seconds": _number(entry["time_created_ns"]) / 1e9,
+        "limit": _number(entry.get("timeout_ms", 1_800_000)) / 1e3,
+        "ended": entry["state"] == "completed" or entry.get("retired") is True,
+    }  # fmt: skip
 
 
 def _check_run(ranks: dict[int, list[dict]]) -> None:
@@ -176,9 +197,10 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
     """The first call that some ranks made and others did not, or with something else."""
     # A dump keeps the last calls alone: what one rank no longer has cannot be compared.
     start = max(min(made, default=0) for made in ranks.values())
+    ends = {rank: max(made, default=0) for rank, made in ranks.items()}
     for number in sorted(n for n in set().union(*ranks.values()) if n >= start):
         here = {rank: made.get(number) for rank, made in ranks.items()
-                if number in made or number > max(made, default=0)}  # fmt: skip
+                if number in made or number > ends[rank]}  # fmt: skip
         for kind, key in (("skipped", "op"), ("size", "size")):
             usual = Counter(call[key] for call in here.values() if call).most_common(1)[0][0]
             first = next(call for call in here.values() if call and call[key] == usual)
@@ -216,6 +238,5 @@ def explain(found: list[dict], absent: list[int]) -> str:
     told = [SHARED["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
     told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
     if entry := errors.catalogue().get(found[0].get("entry")):
-        told += [errors._filled("Do:", entry.fix)]
-        told += [f"More, with code that fails and code that works: torchclinic explain {entry.id}"]
+        told += [errors._filled("Do:", entry.fix), errors._more(entry)]
     return "\n\n".join(told)

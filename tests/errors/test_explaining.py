@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from email.message import Message
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -55,6 +56,8 @@ def test_a_log_in_a_file_or_in_the_standard_input_is_explained(explain, tmp_path
     assert f"Why: {cause[:30]}" in out
     assert f"Do: {fix[:30]}" in out
     assert out.endswith("torchclinic explain module-prefix\n")
+    _, out, _ = explain(given=b"Signal 6 (SIGABRT) received by PID 4711")  # shown in words alone
+    assert out.endswith("\nMore: torchclinic explain rank-aborted\n")
     _, out, _ = explain(given=f"{LOG}\nIndexError: Target 10 is out of bounds.\n".encode())
     assert "Also in your log:\n  line 6, target-out-of-bounds: " in out
 
@@ -76,17 +79,12 @@ def test_with_json_the_same_answer_has_a_form_for_programs(explain):
     assert answer == {"version": 1, "nearest": [], "other_program": ""}
     entry = catalogue()["module-prefix"]
     assert match == {
-        "id": entry.id,
-        "line": 4,
-        "text": f"[rank1]: {LOG.splitlines()[3].strip()}",
-        "rank": "rank 1",
-        "kind": "error",
-        "message": entry.message,
+        "id": entry.id, "line": 4, "text": f"[rank1]: {LOG.splitlines()[3].strip()}",
+        "rank": "rank 1", "file": "", "kind": "error", "message": entry.message,
         "cause": errors._without_links(entry.cause).strip(),
-        "fix": errors._without_links(entry.fix).strip(),
-        "works": entry.works.strip(),
+        "fix": errors._without_links(entry.fix).strip(), "works": entry.works.strip(),
         "url": "https://a.example/book/notebooks/errors_files.html#module-prefix",
-    }
+    }  # fmt: skip
     (asked,) = told(entry.id, given=b"")["matches"]
     assert asked == match | {"line": None, "text": "", "rank": ""}
     page = (errors.NOTEBOOKS.parent / "book/errors.md").read_text(encoding="utf-8")
@@ -95,6 +93,45 @@ def test_with_json_the_same_answer_has_a_form_for_programs(explain):
     assert unknown["matches"] == []
     assert set(unknown["nearest"]) <= set(catalogue())
     assert told(given=b"ggml: CUDA out of memory. ")["other_program"] == "llama.cpp"
+
+
+GONE = "RuntimeError: [../gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1"
+TIMED = "2026-11-22 05:20:{} INFO step 7\nTraceback (most recent call last):\nKeyError: 'image'\n"
+OLD, NEW, OWN = (f"logs/run/attempt_{at}/stderr.log" for at in ("2/0", "10/0", "10/1"))
+
+
+def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for logs, says in [
+        ({"rank0.log": GONE, "rank1.log": LOG}, "Rank 1 failed first, the only one with an error "),
+        (
+            {"0.log": TIMED.format(31), "1.log": TIMED.format("09")},
+            "One failed first, by the times",
+        ),
+        ({"rank0.log": LOG, "rank1.log": LOG}, "Rank 1 failed first, by the times of the files, "),
+        ({OLD: LOG, NEW: GONE, OWN: LOG}, "Local rank 1 failed first, the only one with an error "),
+    ]:
+        for age, (name, text) in enumerate(logs.items()):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(text)
+            os.utime(name, (-age, -age))
+        what = ["logs"] if OWN in logs else logs
+        told = json.loads(explain("--json", *what)[1])
+        assert explain(*what)[1].startswith(says)
+        assert told["first_to_fail"]["file"] == [*logs][-1]
+        assert told["matches"][:1] == [m for m in told["matches"] if m["file"] == [*logs][-1]]
+
+
+@pytest.mark.slow
+def test_what_torchrun_logged_is_read_from_its_folder_or_its_files(explain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = "import torch.distributed as dist; dist.init_process_group('gloo')\n"
+    Path("train.py").write_text(f"{train}if dist.get_rank() == 1: 1 / 0\ndist.barrier()")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    subprocess.run([*torchrun, "--log-dir=logs", "--redirects=3", "train.py"], timeout=300)
+    ((_, out, _),) = {explain("logs"), explain(*sorted(Path("logs").rglob("*.log")))}
+    says = "Rank 1 failed first, the only one with an error of its own, in logs/.*/1/stderr.log: "
+    assert re.match(rf"{says}ZeroDivisionError: division by zero\n\n", out)
 
 
 def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path):
@@ -106,7 +143,7 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path):
         ("no/such.log", b"", "no file and no entry is called no/such.log"),
         ("", None, "give a FILE with a log, pipe one in, or name an entry"),
         ("", b"\n \n", "add 2>&1"),
-        (".", b"", "Is a directory"),
+        (tmp_path, b"", f"{tmp_path} holds neither logs (*.log) nor dumps"),
         ("/dev/full", b"", "/dev/full is a device"),
         (weights, b"", f"torchclinic inspect {weights}"),
         (archive, b"", f"torchclinic inspect {archive}"),
@@ -124,6 +161,7 @@ def test_an_entry_is_printed_whole_and_fits_a_terminal(explain):
         assert status == 0, name
         for text in (entry.fails, entry.works, entry.quoted):
             assert all(line.strip() in out for line in text.splitlines()), name
+        assert all(url in out for url in re.findall(r"\]\((http[^)]*)\)", entry.cause + entry.fix))
         # Code and addresses are not wrapped.
         prose = re.sub(r"(?m)^    .*|\S*[/.]\S*", "", out)
         assert max(map(len, prose.splitlines())) <= 100, name

@@ -224,6 +224,7 @@ BEGUN = ["".join(p[:-1] or [p[0][:-1]]) for p in PATTERNS]
 HOSTILE = ["a", "\n", " ", "\t\n", "'\"`", "> > > ", "> > > > > > > >\n", "- - - ", "\x1b[31m"]
 HOSTILE += ["\x1b[", "\x1b[" + "1;" * 1_000_000, "\\u001b[", "[", "2026-03-07T10:02:04.123456789 "]
 HOSTILE += ["训练报错，怎么办？", "10%|##  |\r", "word" * 100 + "|"]
+HOSTILE += [f"1]({(')' + 9 * '│') * 30}{'(' * 200}\n"]  # a line of code as IPython quotes it
 HOSTILE += ["".join(p[0] for p in PATTERNS if len(p) > 1), "".join(BEGUN), (" " * 50).join(BEGUN)]
 HOSTILE += ["".join(random.Random(0).choices(string.printable, k=100_000))]
 

@@ -1,5 +1,6 @@
 """The line under a traceback: of ``%load_ext torchclinic``, and in the notes of errors."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,17 @@ def test_an_error_of_launch_names_the_entry_of_the_ranks_own_error():
     assert caught.value.__notes__ == [THE_LINE]
     assert LINE not in str(caught.value)
     assert "launching.py" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_torch_that_lacks_a_library_has_its_entry_named(tmp_path, monkeypatch):
+    text = 'Error loading "c10.dll" or one of its dependencies.'
+    (tmp_path / "torch.py").write_text(f"raise OSError('[WinError 126] No module. {text}')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for words in (["doctor"], ["inspect", "x.pt"]):
+        command = [sys.executable, "-m", "torchclinic", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stderr.endswith(f"{LINE} dll-not-loaded\n")
 
 
 def test_a_command_that_pytorch_ends_names_the_entry_after_the_traceback(monkeypatch):

@@ -195,7 +195,9 @@ def test_an_example_is_one_button_away_and_its_cure_can_be_copied(page):
 
 def test_dumps_are_read_as_in_a_terminal_chosen_or_pasted(page, hang, tmp_path):
     _, folder = hang
-    cut, other, late = tmp_path / "trace_1", tmp_path / "log_2", tmp_path / "trace_3.json"
+    names = ("trace_1", "log_2", "trace_3.json", "odd_1")
+    cut, other, late, odd = (tmp_path / name for name in names)
+    odd.write_text('{"version": ["2.4"], "entries": []}')
     cut.write_bytes((folder / "trace_1").read_bytes()[:-40])
     other.write_text("RuntimeError: no dump")
     times = re.compile(rb'(?<="time_created_ns":)1')
@@ -203,6 +205,7 @@ def test_dumps_are_read_as_in_a_terminal_chosen_or_pasted(page, hang, tmp_path):
     first, second = folder / "trace_0", folder / "trace_1"
     pair = [(first, second), (second, first), (folder / "trace_0.json", folder / "trace_1.json")]
     unfit = [(first,), (first, cut), (first, late), (first, other), (first, late, second)]
+    unfit += [(first, odd)]
     for files in [*pair, *unfit, *pair]:
         page.locator(".choose-files input").set_input_files(files)
         try:
@@ -221,9 +224,9 @@ def test_dumps_are_read_as_in_a_terminal_chosen_or_pasted(page, hang, tmp_path):
     page.locator("#log").fill("\n".join((folder / f"trace_{r}.json").read_text() for r in (0, 1)))
     page.wait_for_function("document.querySelector('.dump-lines')")
     assert page.locator("#found > h2").all_inner_texts() == [wanted["says"]]
-    page.locator(".choose-files input").set_input_files(other)
+    page.locator(".choose-files input").set_input_files([other, other])
     page.wait_for_function("!document.querySelector('.dump-lines')")
-    assert page.locator("#log").input_value() == "RuntimeError: no dump"
+    assert page.locator("#log").input_value() == "RuntimeError: no dump\nRuntimeError: no dump"
 
 
 def test_causes_are_told_apart_in_the_order_of_the_package(page):

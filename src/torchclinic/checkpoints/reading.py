@@ -26,9 +26,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from torchclinic import UserError
+from torchclinic import UserError, printable
 from torchclinic.checkpoints.pickles import InertPickle, storage_id
-from torchclinic.checkpoints.reports import printable, some
+from torchclinic.checkpoints.reports import some
 from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from textwrap import wrap
 from types import SimpleNamespace
 
+from torchclinic import printable
+
 
 class Report(SimpleNamespace):
     """What was found or done: facts as attributes, and a text for people as ``repr``."""
@@ -34,11 +36,6 @@ def lines(**rows: str | Iterable[str]) -> str:
                 heads = [label.replace("_", " "), *[""] * len(parts)]
                 found += [f"{head:11} {part}" for head, part in zip(heads, parts, strict=False)]
     return "\n".join(map(printable, found))
-
-
-def printable(text: str) -> str:
-    """A file chooses its names; it does not get to send codes to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text[:2000])
 
 
 def some(names: Iterable[object], count: int = 4, between: str = ", ") -> str:

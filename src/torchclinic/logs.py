@@ -1,0 +1,112 @@
+"""From the logs of several ranks to the rank that failed first.
+
+They are files, one for each rank, or a folder, such as ``torchrun --log-dir=logs --redirects=3``
+makes: ``logs/RUN/attempt_N/LOCAL_RANK/stderr.log``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import os
+import re
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from torchclinic import UserError, errors, printable
+from torchclinic.process_group import PEER_IS_GONE
+
+# Whose a file is, by its name.
+WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
+# The last line of a traceback; and a time of glog, loggers and the like.
+FAILURE = re.compile(rf"(?am)^{errors.PREFIX}([\w.]{{0,200}}(?:Error|Exception)(?::.{{1,300}}|$))")
+TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII)
+
+
+def read(names: list[str]) -> dict[str, str]:
+    """The text of each log by its name: of files, of folders, of the standard input (``-``)."""
+    texts = {log: _text(log) for name in names for log in _logs_in(name)}
+    if not any(map(str.strip, texts.values())):
+        raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
+    return texts
+
+
+def _logs_in(name: str) -> list[str]:
+    """A file, or the logs of a folder; if torchrun made it, of the last run the last attempt."""
+    if not os.path.isdir(name):
+        return [name]
+    logs = {log: log.parent.parent for log in Path(name).rglob("*.log")}
+    if not logs:
+        raise UserError(f"{name} holds neither logs (*.log) nor dumps of the flight recorder.")
+    last = max(logs.values(), key=lambda a: (a.parent.stat().st_mtime, len(a.name), a.name))
+    return sorted(str(log) for log, attempt in logs.items() if attempt == last)
+
+
+def _text(name: str) -> str:
+    """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
+    if name != "-" and not os.path.exists(name):
+        raise UserError(_no_such(name))
+    if name != "-" and Path(name).is_char_device():  # /dev/zero never ends
+        raise UserError(f"{name} is a device: give the file of a log, or - for the standard input.")
+    text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
+        raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
+    of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
+    return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
+
+
+def _no_such(name: str) -> str:
+    if not name:
+        return "give a FILE with a log, pipe one in, or name an entry (see --help)."
+    near = difflib.get_close_matches(name, errors.catalogue(), cutoff=0.5)
+    advice = f"The nearest entries: {', '.join(near)}" if near else "Give the file of a log."
+    return f"no file and no entry is called {name}. {advice}"
+
+
+def find(texts: dict[str, str], first: dict[str, str]) -> list[errors.Match]:
+    """What `errors.find` finds in each log, that of the `first_to_fail` before the others."""
+    found = {}
+    for name in sorted(texts, key=lambda name: name != first.get("file")):
+        file = name if len(texts) > 1 else ""
+        for match in errors.find(texts[name]):
+            whose = {"rank": match.rank or _whose(name), "file": printable(file)}
+            found.setdefault(match.error.id, replace(match, **whose))
+    return sorted(found.values(), key=lambda match: errors.KINDS[match.error.kind])
+
+
+def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
+    """Of several logs, the earliest error that does not follow from another rank's: its ``text``,
+    its ``rank`` and ``file``, and what it ``says`` to a reader.
+    """
+    own = {name: failure for name, text in texts.items() if (failure := _failure(text))}
+    if len(texts) < 2 or not own:
+        return {}
+    times, how = {name: time for name, (time, *_) in own.items()}, "by the times in the logs"
+    if len(own) == 1:
+        how = "the only one with an error of its own"
+    elif not all(times.values()):
+        times, how = {name: os.stat(name).st_mtime for name in own}, "by the times of the files"
+    name = min(own, key=times.get)
+    rank, text = own[name][1] or _whose(name), own[name][2]
+    says = f"{rank.capitalize() or 'One'} failed first, {how}, in {printable(name)}: {text}"
+    return {"rank": rank, "file": name, "text": text, "says": says}
+
+
+def _failure(log: str) -> tuple[str, str, str] | None:
+    """Time, rank and text of a log's first error that does not follow from another rank's."""
+    log = errors._without_colours(log)
+    for line in islice(FAILURE.finditer(log), 50):  # which may all follow
+        follows = any(match.error.kind == "follows" for match in errors.find(line[1]))
+        if not follows and not PEER_IS_GONE.search(line[1]):
+            near = "\n".join(log[: line.end()].rsplit("\n", errors.NEAR)[-errors.NEAR :])
+            time = "".join(map(" ".join, TIME.findall(near)[-1:]))
+            return time, errors._rank([line[0]], 0), errors._around(line[1], 0)
+    return None
+
+
+def _whose(name: str) -> str:
+    found = WHOSE.search(name)
+    return f"{'' if found[1].startswith('rank') else 'local '}rank {found[2]}" if found else ""
