@@ -24,7 +24,7 @@ def train_lenet(options):
         images,
         rung="ddp",
         epochs=options["epochs"],
-        batch_size=64 // options["workers"],  # 64 images a step, however many workers
+        batch_size=64 // options["workers"],  # 64 images a step in all, or a few fewer
         checkpoint_dir=options["checkpoints"],
     )
     return history[-1].test_accuracy

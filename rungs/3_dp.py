@@ -19,8 +19,7 @@ class LeNet(nn.Sequential):
         super().__init__(
             nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-            nn.Linear(84, 10),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
         )  # fmt: skip
 
     def forward(self, pixels):  # bytes until here: a quarter of the memory of floats
@@ -77,8 +76,9 @@ if min(args.epochs, args.batch_size, args.lr) <= 0:
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
-except Exception as error:
-    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
+except Exception as error:  # its words may advise to trust a pickle
+    kinds = "Fashion-MNIST's .npz nor the folder of torchvision's FashionMNIST"
+    raise SystemExit(f"--data {args.data}: neither {kinds} ({type(error).__name__}).") from None
 
 device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 train_batches = DataLoader(train, args.batch_size, shuffle=True)

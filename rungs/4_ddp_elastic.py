@@ -24,8 +24,7 @@ class LeNet(nn.Sequential):
         super().__init__(
             nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-            nn.Linear(84, 10),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
         )  # fmt: skip
 
     def forward(self, pixels):  # bytes until here: a quarter of the memory of floats
@@ -49,7 +48,7 @@ def evaluate(model, batches):
     model.eval()
     for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
         dist.broadcast(buffer, 0)
-    right = 0
+    right = torch.zeros((), device=device)  # also on a rank without an image
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
@@ -76,7 +75,7 @@ def save(state, path):
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
 parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="images per step, in each process")
+parser.add_argument("--batch-size", type=int, default=64, help="images per step, in all processes")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--save", type=target, help="the file for the trained state dict")
 parser.add_argument("--checkpoint", type=target, required=True, help="each host keeps its own")
@@ -86,9 +85,12 @@ if min(args.epochs, args.batch_size, args.lr) <= 0:
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
-except Exception as error:
-    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
-saved = {"epoch": 0}
+except Exception as error:  # its words may advise to trust a pickle
+    kinds = "Fashion-MNIST's .npz nor the folder of torchvision's FashionMNIST"
+    raise SystemExit(f"--data {args.data}: neither {kinds} ({type(error).__name__}).") from None
+settings = {"--epochs": args.epochs, "--batch-size": args.batch_size, "--lr": args.lr}
+settings["images of --data"] = len(train)
+saved = {"epoch": 0, "settings": settings}
 try:
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location="cpu")
@@ -106,9 +108,11 @@ if device.type != "cpu":
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))  # to each its own
 dist.init_process_group(dist.get_default_backend_for_device(device))
 rank, ranks = dist.get_rank(), dist.get_world_size()
+if args.batch_size % ranks:
+    raise SystemExit(f"--batch-size {args.batch_size} cannot be dealt out to {ranks} processes.")
 sampler = DistributedSampler(train)  # each process its share of the images
-train_batches = DataLoader(train, args.batch_size, sampler=sampler)
-test_batches = DataLoader(test, args.batch_size, sampler=range(rank, len(test), ranks))
+train_batches = DataLoader(train, args.batch_size // ranks, sampler=sampler)
+test_batches = DataLoader(test, args.batch_size // ranks, sampler=range(rank, len(test), ranks))
 model = LeNet().to(device)
 print(f"training on {model[0].weight.device}")
 parallel = nn.parallel.DistributedDataParallel(model)  # averages gradients over all
@@ -123,6 +127,10 @@ dist.all_reduce(epochs)  # a host that was away has an older file, a new one has
 newest = [saved]
 dist.broadcast_object_list(newest, epochs.argmax().item(), device=device)  # it to all
 saved = newest[0]
+for name, then in saved["settings"].items():
+    if then != settings[name]:  # or the learning rate, say, would have come to 0 long before
+        changed = f"{name} was {then}, now {settings[name]}. Go on as it began, or name another"
+        raise SystemExit(f"--checkpoint {args.checkpoint}: of another run: {changed}.")
 if saved["epoch"] > 0:
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])  # and the learning rate
@@ -153,7 +161,7 @@ for epoch in range(saved["epoch"] + 1, args.epochs + 1):
         print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
     if os.environ["LOCAL_RANK"] == "0":  # on each host, since any of them may be lost
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        save({"epoch": epoch, **states}, args.checkpoint)
+        save({"epoch": epoch, "settings": settings, **states}, args.checkpoint)
 
 if args.save and rank == 0:
     save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, args.save)

@@ -23,8 +23,7 @@ class LeNet(nn.Sequential):
         super().__init__(
             nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-            nn.Linear(84, 10),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
         )  # fmt: skip
 
     def forward(self, pixels):  # bytes until here: a quarter of the memory of floats
@@ -48,7 +47,7 @@ def evaluate(model, batches):
     model.eval()
     for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
         dist.broadcast(buffer, 0)
-    right = 0
+    right = torch.zeros((), device=device)  # also on a rank without an image
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
@@ -128,8 +127,9 @@ if args.trace:
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
-except Exception as error:
-    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
+except Exception as error:  # its words may advise to trust a pickle
+    kinds = "Fashion-MNIST's .npz nor the folder of torchvision's FashionMNIST"
+    raise SystemExit(f"--data {args.data}: neither {kinds} ({type(error).__name__}).") from None
 
 device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 if device.type == "mps":  # PyTorch cannot send its tensors to another process

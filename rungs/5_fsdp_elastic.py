@@ -2,11 +2,11 @@
 
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=1:2 --max-restarts=3 --rdzv-backend=c10d
     --rdzv-endpoint=HOST1 --rdzv-id=NAME --nproc-per-node=GPUS rungs/5_fsdp_elastic.py ...
+The folder --checkpoint must be one that you wrote yourself: DCP unpickles its .metadata.
 """  # the variable, since torchrun cannot take a host back without: pytorch#135712
 
 import argparse
 import os
-import shutil
 import tempfile
 import time
 from contextlib import suppress
@@ -34,8 +34,7 @@ class LeNet(nn.Sequential):
         super().__init__(
             nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-            nn.Linear(84, 10),
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
         )  # fmt: skip
 
     def forward(self, pixels):  # bytes until here: a quarter of the memory of floats
@@ -59,7 +58,7 @@ def evaluate(model, batches):
     model.eval()
     for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
         dist.broadcast(buffer, 0)
-    right = 0
+    right = torch.zeros((), device=device)  # also on a rank without an image
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
@@ -95,17 +94,6 @@ class Sharded(Stateful):
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 
 
-class RandomStates(Stateful):
-    """This rank's own: each draws other numbers, for dropout, say."""
-
-    def state_dict(self):
-        return {name: module.get_rng_state() for name, module in random_modules.items()}
-
-    def load_state_dict(self, saved):
-        for name, module in random_modules.items():
-            module.set_rng_state(saved[name])
-
-
 parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
 parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
 parser.add_argument("--epochs", type=int, default=5)
@@ -119,8 +107,9 @@ if min(args.epochs, args.batch_size, args.lr) <= 0:
 torch.manual_seed(0)
 try:
     train, test = read(args.data, "train"), read(args.data, "test")
-except Exception as error:
-    raise SystemExit(f"--data {args.data}: no Fashion-MNIST there ({error!r}).") from None
+except Exception as error:  # its words may advise to trust a pickle
+    kinds = "Fashion-MNIST's .npz nor the folder of torchvision's FashionMNIST"
+    raise SystemExit(f"--data {args.data}: neither {kinds} ({type(error).__name__}).") from None
 try:
     args.checkpoint.mkdir(exist_ok=True)
     tempfile.TemporaryDirectory(dir=args.checkpoint).cleanup()
@@ -154,32 +143,31 @@ optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_de
 steps = args.epochs * len(train_batches)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
 
-random_modules = {"cpu": torch}
-if device.type != "cpu":
-    random_modules["gpu"] = torch.get_device_module(device)
-own = f"rank {rank} of {ranks}"  # a key for each rank: of equal keys, DCP keeps one value
-run = {"sharded": Sharded(), "schedule": schedule, own: RandomStates()}
-whole_ones = args.checkpoint.glob("[0-9]*/.metadata")  # written last
-done = [max((int(file.parent.name) for file in whole_ones), default=0)]
+settings = {"--epochs": args.epochs, "--batch-size": args.batch_size, "--lr": args.lr}
+settings["images of --data"] = len(train)
+run = {"sharded": Sharded(), "schedule": schedule, "settings": settings.copy()}
+whole_ones = args.checkpoint.glob(f"epoch_{'[0-9]' * 6}/.metadata")  # written last
+done = [max((int(file.parent.name[6:]) for file in whole_ones), default=0)]
 dist.broadcast_object_list(done, device=device)  # what rank 0 sees: a disk's news may be late
+own = None  # a folder that this run has loaded or written: it alone is this run's to remove
 if done[0] > 0:
-    folder = args.checkpoint / str(done[0])
-    torch.manual_seed(ranks * done[0] + rank)  # stays, if there were more or fewer ranks
+    own = args.checkpoint / f"epoch_{done[0]:06}"
     try:
-        known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-        parts = {key: part for key, part in run.items() if key != own or f"{own}.cpu" in known}
-        dcp.load(parts, checkpoint_id=folder)
+        dcp.load(run, checkpoint_id=own)
     except (Exception, dcp.CheckpointException):
         sentence = "not a whole one of this program, or not on a disk all hosts share"
-        raise SystemExit(f"--checkpoint {folder}: {sentence}.") from None
-    if schedule.total_iters != steps:
-        raise SystemExit(f"--checkpoint {folder}: of other --epochs, --batch-size or --data.")
+        raise SystemExit(f"--checkpoint {own}: {sentence}.") from None
+    for name, then in run["settings"].items():
+        if then != settings[name]:
+            changed = f"{name} was {then}, now {settings[name]}. Go on as it began, or name another"
+            raise SystemExit(f"--checkpoint {own}: of another run: {changed}.")
 
 for epoch in range(done[0] + 1, args.epochs + 1):
     start = time.perf_counter()
     total = 0  # becomes a tensor: one .item() per epoch, not per step
     model.train()
     sampler.set_epoch(epoch)  # another order in each epoch
+    torch.manual_seed(ranks * epoch + rank)  # the same dropout after a restart
     for images, labels in train_batches:
         images, labels = images.to(device), labels.to(device)
         loss = F.cross_entropy(model(images), labels)
@@ -197,10 +185,14 @@ for epoch in range(done[0] + 1, args.epochs + 1):
     accuracy = evaluate(model, test_batches)
     if rank == 0:
         print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
-    dcp.save(run, checkpoint_id=args.checkpoint / str(epoch))  # by all ranks, its rows each
-    for old in args.checkpoint.glob("[0-9]*"):
-        if rank == 0 and old.name != str(epoch):
-            shutil.rmtree(old)
+    new = args.checkpoint / f"epoch_{epoch:06}"
+    dcp.save(run, checkpoint_id=new)  # by all ranks, its rows each
+    if rank == 0 and own:
+        for file in [own / ".metadata", *own.glob("__*_*.distcp")]:
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds a file of yours
+            own.rmdir()
+    own = new
 
 whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
 weights = get_model_state_dict(model, options=whole)  # by all ranks; rank 0 gets them
