@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import faulthandler
 import gc
@@ -26,9 +27,11 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -38,6 +41,7 @@ from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
+UTF8 = codecs.getincrementaldecoder("utf-8")
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
 # Processes start one launch at a time (see `_no_main_module`), and none is asked meanwhile whether
 # it lives: starting one asks all others too, and only the first who asks gets an exit code.
@@ -67,7 +71,10 @@ def warm_up() -> None:
     from multiprocessing import forkserver
 
     mp.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    try:
+        forkserver.ensure_running()
+    except OSError as error:  # a TMPDIR too long for a socket's path, say
+        raise OSError(f"No fork server: {error}. Set TMPDIR=/tmp and restart Python.") from None
 
 
 def launch(
@@ -83,8 +90,9 @@ def launch(
 
     When the function starts, the process group is up (see `join_group`), the cores are shared out
     among the ranks, and ``RANK``, ``WORLD_SIZE`` and the like are set as torchrun sets them.
-    Tensors arrive, and come back, on the CPU. Whatever happens, Ctrl-C included, no process is
-    left.
+    Tensors arrive, and come back, on the CPU. What the function registers with `atexit` runs before
+    its result is sent; then the rank is killed, with its process group. Whatever happens, Ctrl-C
+    included, no rank is left, nor a process that one has started, unless in a group of its own.
 
     Parameters
     ----------
@@ -107,7 +115,7 @@ def launch(
         If a rank raised, exited or was killed. The first to fail is named, with its traceback.
         A note says how to read about the error, if the catalogue (`torchclinic.errors`) has it.
     TypeError
-        If the function or an argument cannot be sent to another process.
+        If `function` is not callable, or it or an argument cannot be sent to another process.
 
     Examples
     --------
@@ -115,6 +123,8 @@ def launch(
     >>> launch(lambda x: x + dist.get_rank(), 10)
     [10, 11]
     """
+    if not callable(function):
+        raise TypeError(f"{function!r:.60} is no function: launch(train), not launch(train()).")
     most = max(64, _cores())
     if not 1 <= world_size <= most:
         raise ValueError(f"world_size={world_size}: choose 1 to {most}.")
@@ -128,7 +138,8 @@ def launch(
     import torch.distributed as dist
 
     # Bound here and now, on a free port: there is no port to agree on and none to lose.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # Where the loopback is down, it would try again for five minutes.
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(0, 30), wait_for_workers=False)
     ranks: list[_Rank] = []
     try:
         with STARTING, _no_main_module():
@@ -163,11 +174,11 @@ class _Rank:
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
     # Prints are read in pieces, and a piece may end within a character.
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
-    )
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     printed: list[str] = field(default_factory=list)
     live: bool = False  # show at once what it prints
+    alive: bool = True  # as far as is known: see `_alive`
+    received: bytearray = field(default_factory=bytearray)  # of its reply, the length first
     reply: tuple[object] | LaunchError | None = None  # what it returned, or why it did not
 
     @property
@@ -197,7 +208,8 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     environment = os.environ | dict(zip(GROUP, map(str, values), strict=True))
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if not environment.get("OMP_NUM_THREADS"):
+    # OpenMP ignores 0 and words. Of "2,1" the 2 counts: the rest is for nested regions.
+    if not re.fullmatch(r"0*[1-9]\d{0,3}(,.*)?", environment.get("OMP_NUM_THREADS", "")):
         environment["OMP_NUM_THREADS"] = str(max(1, _cores() // world_size))
     name = f"rank {rank} of {world_size}"
     process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
@@ -222,18 +234,39 @@ def _follow(ranks: list[_Rank], timeout: float | None) -> None:
 
 def _read(r: _Rank) -> None:
     """Take what a rank has printed, its reply, or the news of its death."""
-    with STARTING:
-        alive = r.process.is_alive()  # first: what it wrote before it died is then in the pipes
+    alive = _alive(r)  # first: what it wrote before it died is then in the pipes
     _read_prints(r)
-    if not r.result.closed and r.result.poll():
-        with suppress(EOFError, OSError):  # it died without a reply, or while it sent one
-            r.reply = _unpickled(r, r.result.recv_bytes())
-        r.result.close()
+    while not r.result.closed and r.result.poll():
+        piece = os.read(r.result.fileno(), 65536)  # what is there: the rest may never come
+        r.received += piece
+        if len(r.received) - 8 == int.from_bytes(r.received[:8], "big"):
+            r.reply, r.received = _unpickled(r, memoryview(r.received)[8:]), b""
+        if not piece:
+            r.result.close()
     if not alive and not r.reply:
         r.reply = LaunchError(f"{r.name} {_death(r)}", r.rank)
 
 
-def _unpickled(r: _Rank, reply: bytes) -> tuple[object] | LaunchError:
+def _alive(r: _Rank) -> bool:
+    """Whether a rank lives; when it is first seen not to, all that it has started is ended.
+
+    Another process may get a dead rank's number. So nothing is sent to a rank without asking this
+    first, and to its group once, here, if no process has the number: as long as the group has
+    members, none can get it.
+    """
+    if r.alive:
+        with STARTING:
+            r.alive = r.process.is_alive()
+        if not r.alive:
+            try:
+                os.getpgid(r.process.pid)
+            except ProcessLookupError:
+                with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's
+                    os.killpg(r.process.pid, signal.SIGKILL)
+    return r.alive
+
+
+def _unpickled(r: _Rank, reply: memoryview) -> tuple[object] | LaunchError:
     try:
         return cloudpickle.loads(reply)
     except Exception as error:  # of the result's own __setstate__, say
@@ -247,7 +280,7 @@ def _unpickled(r: _Rank, reply: bytes) -> tuple[object] | LaunchError:
 def _read_prints(r: _Rank) -> None:
     if r.output.closed or not r.output.poll():
         return
-    piece = os.read(r.output.fileno(), 65536)  # as much as a pipe holds
+    piece = os.read(r.output.fileno(), 2**20)  # a pipe holds 16 pages, of at most 64 kB
     text = r.decoder.decode(piece)
     r.printed.append(text)
     if r.live:
@@ -261,8 +294,10 @@ def _death(r: _Rank) -> str:
     r.process.join()
     code = r.process.exitcode
     if code >= 0:
-        return f"exited with {code}"
-    text = f"was killed by {signal.Signals(-code).name}"
+        # Python says 255, too, when it has lost the fork server, which would know.
+        return f"exited with {code}" + " (or the fork server was killed)" * (code == 255)
+    names = {known.value: known.name for known in signal.Signals}  # few real-time signals
+    text = f"was killed by {names.get(-code, f'signal {-code}')}"
     if code == -signal.SIGABRT:
         # C++ ends a process that does not catch an exception, and prints the exception.
         pattern = r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?"
@@ -297,7 +332,7 @@ def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
 
 def _place_now(r: _Rank) -> str:
     """Where a rank is that still runs."""
-    with suppress(ProcessLookupError):  # it may have ended just now
+    if _alive(r):
         os.kill(r.process.pid, signal.SIGUSR1)
     return _place(r, 5.0)
 
@@ -327,13 +362,10 @@ def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
 def _end(ranks: list[_Rank]) -> None:
     """No process and no pipe is left, whatever state they are in."""
     for r in ranks:
-        # The group, with all that the rank has started: its reply may be here before it does so
-        # itself. There is no group yet if the rank has not come that far.
-        with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's, of a zombie
-            os.killpg(r.process.pid, signal.SIGKILL)
-        if r.process.is_alive():
+        if _alive(r):  # its reply may be here before it ends itself
             r.process.kill()
             r.process.join()
+            _alive(r)  # for what it has started
     for r in ranks:
         _read_prints(r)
         for connection in (r.result, r.output, r.stack):
@@ -399,7 +431,6 @@ def _run_rank(
         # caller would start them: by fork on most systems, which need not pickle a cell's classes.
         mp.set_start_method(method, force=True)
         linecache.cache.update({file: (0, None, lines, file) for file, (_, lines) in cells.items()})
-        # "2,1" is for two levels of nested regions, of which torch has one.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         join_group(backend)
@@ -410,15 +441,20 @@ def _run_rank(
         function = args = kwargs = value = None
         # Before the group: a DDP reducer that outlives it aborts the process (pytorch#179291).
         gc.collect()
+        atexit._run_exitfuncs()  # before the group goes, which they may use
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
         kind = type(error).__name__
         text = f"{name} failed with {describe(error, cells)}"
         reply = _to_bytes(LaunchError(text, int(environment["RANK"]), kind))
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    result.send_bytes(reply)
+        with suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
+    rest = memoryview(len(reply).to_bytes(8, "big") + reply)
+    while rest:
+        rest = rest[os.write(result.fileno(), rest) :]
     # With all that it has started, such as a data loader's workers. Not sys.exit, even without
     # them: gloo's threads may still run, and would abort the process (SIGABRT).
     os.killpg(0, signal.SIGKILL)
@@ -432,6 +468,10 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # before the thread that kills the group once the caller is gone.
     os.setsid()
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    # What runs at exit is the function's own: what torch registered in the fork server takes 0.2 s.
+    atexit._clear()
+    weakref.finalize._registry.clear()
+    atexit.register(weakref.finalize._exitfunc)  # removes temporary folders
     os.environ.clear()  # the fork server has those of the moment it was started
     os.environ.update(environment)
     os.dup2(output.fileno(), 1)
@@ -446,5 +486,6 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
 
 
 def _end_with_the_caller() -> None:
+    # It ended, or closed the process, all that it can do if the fork server was killed.
     wait([mp.parent_process().sentinel])
     os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
