@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -83,23 +85,41 @@ def test_closures_lambdas_local_classes_and_torchs_backends_travel():
     assert launch(lambda: (offset, torch.backends.cudnn.benchmark)) == [(10, False)] * 2
 
 
-def test_hosts_that_differ_in_gpus_agree_on_the_backend():
-    def with_gpus(*has_gpu):
+def test_ranks_take_a_gpu_each_if_there_is_one_for_each_and_agree_on_the_backend():
+    def with_gpus(*on_host_of_rank):
         def work():
-            chosen = []
-            # As on a host of its own, with or without a GPU; the ranks are in a group already.
-            os.environ["LOCAL_WORLD_SIZE"] = "1"
-            torch.cuda.is_available = lambda: has_gpu[dist.get_rank()]
-            torch.cuda.device_count = lambda: 1
-            torch.cuda.set_device = lambda device: None
-            dist.init_process_group = lambda backend, device_id: chosen.append(backend)
+            chosen, gpus = [], on_host_of_rank[dist.get_rank()]
+            torch.cuda.is_available, torch.cuda.device_count = lambda: gpus > 0, lambda: gpus
+            torch.cuda.set_device = chosen.append
+            # The ranks are in a group already.
+            dist.init_process_group = lambda *backend, device_id: chosen.extend(backend)
             join_group()
             return chosen
 
         return launch(work, timeout=HANG, backend="gloo")
 
-    assert with_gpus(True, False) == [["gloo"], ["gloo"]]
-    assert with_gpus(True, True) == [["nccl"], ["nccl"]]
+    assert with_gpus(2, 2) == [[0, "nccl"], [1, "nccl"]]
+    assert with_gpus(2, 0) == [[0, "gloo"], ["gloo"]]
+    assert with_gpus(1, 1) == [[0, "gloo"], [0, "gloo"]]
+
+
+def test_no_rank_goes_on_before_all_have_joined():
+    def work():
+        rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+
+        def join_late(*_, **__):
+            if rank == 1:
+                with suppress(dist.DistStoreError):
+                    store.wait(["rank 0 goes on"], timedelta(seconds=1))
+                store.set("rank 1 joins", "")
+
+        dist.init_process_group = join_late
+        join_group("gloo")
+        joined = store.check(["rank 1 joins"])
+        store.set(f"rank {rank} goes on", "")
+        return joined
+
+    assert launch(work, timeout=HANG) == [True, True]
 
 
 def test_the_ranks_have_the_callers_environment_of_today_and_share_the_cores(monkeypatch):

@@ -123,6 +123,17 @@ def test_the_schedule_waits_while_the_scaler_skips_steps():
     assert rates[-1] == pytest.approx(1e-9 * (1 - moves / 12))
 
 
+def test_weights_that_have_no_gradient_decay_with_momentum_at_a_falling_rate():
+    samples = TensorDataset(torch.zeros(12, 4), torch.arange(12) % 3)
+    model, velocity = nn.Linear(4, 3), 0
+    weight = model.weight.detach().clone()
+    train(model, (samples, samples), epochs=2, batch_size=4, lr=0.1)
+    for step in range(6):
+        velocity = 0.9 * velocity + 5e-4 * weight
+        weight = weight - 0.1 * (1 - step / 6) * velocity
+    torch.testing.assert_close(model.weight.detach(), weight, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("every", [None, 1])
 def test_a_run_that_diverges_stops_with_a_clear_error_and_keeps_the_good_files(tmp_path, every):
     samples = TensorDataset(torch.eye(12), torch.arange(12) % 3)
