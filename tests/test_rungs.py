@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from running import ROOT
 
 from torchladder import data, models
@@ -42,8 +43,8 @@ ADDED = {
     ("4_ddp.py", "4_ddp_fast.py"): 120,
     ("5_fsdp.py", "5_fsdp_elastic.py"): 77,
 }
-BY_TORCHRUN = ("4_ddp.py", "4_ddp_elastic.py", "5_fsdp.py", "5_fsdp_elastic.py", "6_hsdp.py")
-RANKED = (*BY_TORCHRUN, FAST.name)
+RANKED = [path.name for path in [*PROGRAMS, *LONGER] if "init_process_group" in path.read_text()]
+BY_TORCHRUN = sorted(set(RANKED) - {FAST.name})
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # torchrun's --run-path --start-method=fork: ranks that need not import torch again.
 FORKED = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"} if sys.platform == "linux" else {}
@@ -265,13 +266,21 @@ def test_saving_touches_only_its_target_through_a_link_and_under_a_name_of_its_o
 
 
 @pytest.mark.slow
-def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_and_skipped_steps_move_no_rate(tmp_path):
-    """PyTorch warns of a schedule that steps before the optimizer ever did."""
+@pytest.mark.parametrize(
+    "program", [["2_gpu_amp.py"], [FAST.name, "--no-compile", "--workers", 0]], ids=lambda p: p[0]
+)
+def test_fp16_with_its_gradient_scaler_trains_on_the_cpu_and_skipped_steps_move_no_rate(
+    program, tmp_path
+):
+    """PyTorch warns of a schedule that steps before the optimizer ever did.
+
+    Gradients that are clipped while they are scaled are far too small to learn from.
+    """
     scaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**30)
     options = ["--data", few_images(tmp_path, 200), "--epochs", 6, "--batch-size", 16]
     with mock.patch("torch.amp.GradScaler", scaler), warnings.catch_warnings():
         warnings.simplefilter("error")
-        done = run_here("2_gpu_amp.py", *options, "--amp", "fp16", "--lr", 0.1)
+        done = run_here(*program, *options, "--amp", "fp16", "--lr", 0.1)
     assert done.returncode == 0, done.stderr
     assert float(accuracy_printed(done)) > 40
 
@@ -293,6 +302,33 @@ def test_the_upper_rungs_need_torchrun_and_a_gpu_for_each_process_apples_cannot_
             assert done.stderr.startswith(error)
             assert done.stdout.startswith(output)
             assert (done.stderr == "") == (done.returncode == 0) == (error == "")
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_ranks_take_an_accelerator_each_and_read_every_epoch_in_another_order(name, tmp_path):
+    options = ["--data", few_images(tmp_path, 64), "--epochs", 2, *needed(name, tmp_path)]
+    options += ["--no-compile", "--workers", 0] * (name == FAST.name)
+    taken, read = [], []
+
+    def loss(logits, labels, of=F.cross_entropy):
+        read.extend(labels.tolist())
+        return of(logits, labels)
+
+    with mock.patch("torch.nn.functional.cross_entropy", loss):
+        assert run_here(name, *options).returncode == 0
+    first, second = read[:64], read[64:]
+    assert sorted(first) == sorted(second)
+    assert first != second
+    with (
+        mock.patch("torch.accelerator.current_accelerator", return_value=torch.device("cuda")),
+        mock.patch("torch.accelerator.device_count", return_value=2),
+        mock.patch("torch.accelerator.set_device_index", taken.append),
+        mock.patch("torch.distributed.init_process_group", side_effect=SystemExit("joins")),
+    ):
+        for rank in "01":
+            env = ONLY_RANK | {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+            assert run_here(name, *options, env=env).stderr == "joins\n"
+    assert taken == [0, 1]
 
 
 @pytest.mark.slow
