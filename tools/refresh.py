@@ -32,6 +32,8 @@ def refresh(path: Path) -> None:
     ------
     nbclient.exceptions.CellExecutionError
         If a cell fails that is not tagged ``raises-exception``; the file is then left as it was.
+    ValueError
+        If a cell that has this tag raises nothing; likewise.
     """
     if path.stem.startswith("errors_"):
         from clinic_notebooks import clinic_notebook  # needs the packages; recording runs without
@@ -42,6 +44,13 @@ def refresh(path: Path) -> None:
         for number, cell in enumerate(notebook.cells):
             cell.id = f"cell-{number:02d}"
     execute(notebook, path.parent)
+    for cell in notebook.cells:
+        fails = any(output.output_type == "error" for output in cell.get("outputs", ()))
+        if "raises-exception" in cell.metadata.get("tags", ()) and not fails:
+            raise ValueError(
+                f"{path}, {cell.id}: tagged raises-exception, but raised nothing; not written. "
+                f"Remove the tag, or change the cell:\n{cell.source}"
+            )
     write_notebook(notebook, path)
 
 
