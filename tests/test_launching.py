@@ -89,15 +89,24 @@ def test_closures_lambdas_local_classes_and_torchs_backends_travel():
     assert launch(lambda: (offset, torch.backends.cudnn.benchmark)) == [(10, False)] * 2
 
 
-def test_ranks_take_a_gpu_each_if_there_is_one_for_each_and_agree_on_the_backend():
+def test_ranks_take_a_gpu_each_agree_on_the_backend_and_wait_for_the_last_to_join():
     def with_gpus(*on_host_of_rank):
         def work():
-            chosen, gpus = [], on_host_of_rank[dist.get_rank()]
+            rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+            gpus, chosen = on_host_of_rank[rank], []
+
+            def join(*backend, device_id):  # the ranks are in a group already
+                chosen.extend(backend)
+                if rank == 1:
+                    with suppress(dist.DistStoreError):
+                        store.wait(["rank 0 goes on"], timedelta(seconds=1))
+                    store.set("rank 1 joins", "")
+
             torch.cuda.is_available, torch.cuda.device_count = lambda: gpus > 0, lambda: gpus
-            torch.cuda.set_device = chosen.append
-            # The ranks are in a group already.
-            dist.init_process_group = lambda *backend, device_id: chosen.extend(backend)
+            torch.cuda.set_device, dist.init_process_group = chosen.append, join
             join_group()
+            assert store.check(["rank 1 joins"])
+            store.set(f"rank {rank} goes on", "")
             return chosen
 
         return launch(work, timeout=HANG, backend="gloo")
@@ -105,25 +114,6 @@ def test_ranks_take_a_gpu_each_if_there_is_one_for_each_and_agree_on_the_backend
     assert with_gpus(2, 2) == [[0, "nccl"], [1, "nccl"]]
     assert with_gpus(2, 0) == [[0, "gloo"], ["gloo"]]
     assert with_gpus(1, 1) == [[0, "gloo"], [0, "gloo"]]
-
-
-def test_no_rank_goes_on_before_all_have_joined():
-    def work():
-        rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-
-        def join_late(*_, **__):
-            if rank == 1:
-                with suppress(dist.DistStoreError):
-                    store.wait(["rank 0 goes on"], timedelta(seconds=1))
-                store.set("rank 1 joins", "")
-
-        dist.init_process_group = join_late
-        join_group("gloo")
-        joined = store.check(["rank 1 joins"])
-        store.set(f"rank {rank} goes on", "")
-        return joined
-
-    assert launch(work, timeout=HANG) == [True, True]
 
 
 def test_the_ranks_have_the_callers_environment_of_today_and_share_the_cores(monkeypatch):
