@@ -168,11 +168,20 @@ def test_a_model_in_channels_last_stays_so_and_learns(data):
     assert history[0].peak_memory > 50e6
 
 
-def test_a_pair_may_hold_anything_that_has_a_length_and_an_index():
+def test_a_pair_may_hold_anything_with_a_length_and_an_index_and_each_epoch_has_its_order():
+    class Samples(list):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
     samples = [(torch.full((4,), float(i % 3)), i % 3) for i in range(30)]  # labels: plain int
-    history = train(MLP(4, outputs=3), (samples, samples), batch_size=30)
+    read = []
+    history = train(MLP(4, outputs=3), (Samples(samples), samples), batch_size=30)
     assert len(history) == 5
     assert history[-1].loss < history[0].loss
+    orders = [read[start : start + 30] for start in range(0, 150, 30)]
+    assert all(sorted(order) == [*range(30)] for order in orders)
+    assert len(set(map(tuple, orders))) == 5  # each epoch in an order of its own
 
 
 def test_on_step_sees_every_step_with_its_loss_and_learning_rate(data):

@@ -91,6 +91,17 @@ def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path
         assert file.metadata()["format"] == "pt"  # for which transformers asks
 
 
+def test_two_parts_of_one_tensor_are_written_apart(tmp_path):
+    whole = torch.arange(4)
+    path = saved(tmp_path, {"a": whole[:2], "b": whole[2:]})
+    for target in (tmp_path / "y.pt", tmp_path / "y.safetensors"):
+        fix_checkpoint(path, target)
+        assert [part.tolist() for part in inspect_checkpoint(target).keys.values()] == [
+            [0, 1],
+            [2, 3],
+        ]
+
+
 def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
     path = plain(tmp_path)
     with NO_CHECKSUMS:
@@ -174,6 +185,8 @@ def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
     (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": homes}))
     fix_checkpoint(folder, tmp_path / "z.pt")
     assert list(torch.load(tmp_path / "z.pt")) == list(homes)
+    with pytest.raises(CheckpointError, match="is the source"):
+        fix_checkpoint(folder, second)
 
 
 def test_what_is_left_out_has_the_files_order(tmp_path):
