@@ -169,28 +169,20 @@ def test_a_model_in_channels_last_stays_so_and_learns(data):
 
 
 def test_a_pair_may_hold_anything_with_a_length_and_an_index_and_each_epoch_has_its_order():
-    class Samples(list):
-        def __getitem__(self, index):
-            read.append(index)
-            return super().__getitem__(index)
-
-    samples = [(torch.full((4,), float(i % 3)), i % 3) for i in range(30)]  # labels: plain int
-    read = []
-    history = train(MLP(4, outputs=3), (Samples(samples), samples), batch_size=30)
-    assert len(history) == 5
+    samples = [(torch.tensor([i % 3, i / 30, 0, 1]), i % 3) for i in range(30)]  # labels: plain int
+    model, read = MLP(4, outputs=3), []
+    model.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][:, 1].tolist()))
+    history = train(model, (samples, samples), batch_size=30)
     assert history[-1].loss < history[0].loss
-    orders = [read[start : start + 30] for start in range(0, 150, 30)]
-    assert all(sorted(order) == [*range(30)] for order in orders)
-    assert len(set(map(tuple, orders))) == 5  # each epoch in an order of its own
+    assert len(set(map(tuple, read))) == 5 + 1  # a new order for each epoch, one for the tests
 
 
-def test_on_step_sees_every_step_with_its_loss_and_learning_rate(data):
+def test_on_step_sees_every_step_with_its_loss(data):
     seen, model = [], new_model()
 
     def on_step(state):
         assert state.model is model
-        rate = state.schedule.get_last_lr()[0]
-        seen.append((state.step, state.epoch, state.batch, state.loss, rate))
+        seen.append((state.step, state.epoch, state.batch, state.loss))
         if state.step == 7:
             raise StopIteration("enough")
 
@@ -202,7 +194,6 @@ def test_on_step_sees_every_step_with_its_loss_and_learning_rate(data):
     assert not losses.requires_grad  # kept losses keep no graph
     mean = (losses * torch.tensor([500, 500, 10])).sum() / 1010
     assert history[0].loss == pytest.approx(mean.item(), rel=1e-6)
-    assert [entry[4] for entry in seen] == pytest.approx([0.05 * (1 - i / 6) for i in range(1, 7)])
     with pytest.raises(StopIteration, match="enough"):
         train(model, data, epochs=3, batch_size=500, on_step=on_step)
 

@@ -42,7 +42,7 @@ def test_a_cell_that_fails_or_does_not_unexpectedly_leaves_the_file_as_it_was(tm
     path, on_purpose = tmp_path / "a.ipynb", {"tags": ["raises-exception"]}
     for source, metadata, error, said in [
         ("1 / 0", {}, CellExecutionError, "ZeroDivisionError"),
-        ("1 / 1", on_purpose, ValueError, "a.ipynb, cell-00: .*raised nothing"),
+        ("1 / 1", on_purpose, ValueError, "a.ipynb: cell cell-00 .* raised nothing"),
     ]:
         nbformat.write(new_notebook(cells=[new_code_cell(source, metadata=metadata)]), path)
         before = path.read_bytes()
