@@ -107,7 +107,7 @@ dist:  ## build and check the wheel and the sdist, in dist
 	.venv-dist/bin/python -m build --no-isolation --outdir dist
 	.venv-dist/bin/twine check --strict dist/torchladder-*
 
-# For every Python from 3.11 on and every system. What a file has already stays, unless UPGRADE=--upgrade.
+# For all Pythons from 3.11 on, on Linux and macOS. What a file has already stays, unless UPGRADE=--upgrade.
 LOCK = uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
 	--no-annotate --no-emit-package torchladder --custom-compile-command "make lock"
 lock:  ## renew constraints.txt, oldest.txt and release.txt: the versions and hashes for CI; needs uv
