@@ -1,7 +1,7 @@
 # Two commands: make book, make test. Both make .venv first; a second run starts at once.
 
 PYTHON ?= python3
-# CI sets CONSTRAINTS=constraints.txt to get the versions that were tested together.
+# CI sets CONSTRAINTS=constraints.txt to get the files that were tested together, known by their hashes.
 CONSTRAINTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ REPORTS := _build/reports
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-oldest test-long bench dist publish venv clean
+.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-oldest test-long bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,10 +102,18 @@ bench: $(VENV)/tested  ## measure the book's tools against their peers; minutes,
 # In an environment of its own, which needs no PyTorch.
 dist:  ## build and check the wheel and the sdist, in dist
 	$(PYTHON) -m venv .venv-dist
-	.venv-dist/bin/pip install --quiet build twine
+	.venv-dist/bin/pip install --quiet $(BY_HASH) release.txt
 	rm -rf dist/torchladder-*
-	.venv-dist/bin/python -m build --outdir dist
+	.venv-dist/bin/python -m build --no-isolation --outdir dist
 	.venv-dist/bin/twine check --strict dist/torchladder-*
+
+# For all Pythons from 3.11 on, on Linux and macOS. What a file has already stays, unless UPGRADE=--upgrade.
+LOCK = uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
+	--no-annotate --no-emit-package torchladder --custom-compile-command "make lock"
+lock:  ## renew constraints.txt, oldest.txt and release.txt: the versions and hashes for CI; needs uv
+	$(LOCK) --extra test pyproject.toml requirements.txt -o constraints.txt
+	$(LOCK) --extra test pyproject.toml requirements.txt --group oldest -o oldest.txt
+	$(LOCK) --group release -o release.txt
 
 # As one commit without a history, since what was published before is not worth its space.
 publish:  ## push the site that make book has built to the branch gh-pages, from which Kaggle and Colab fetch notebooks
@@ -118,13 +126,15 @@ publish:  ## push the site that make book has built to the branch gh-pages, from
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt
 
-INSTALL = $(BIN)/pip install $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+BY_HASH := --require-hashes --only-binary=:all: -r
+# With CONSTRAINTS everything is there by then, or it is an error: nothing else is fetched.
+INSTALL = $(BIN)/pip install $(if $(CONSTRAINTS),--quiet --no-index --no-build-isolation)
 
 $(VENV)/installed: requirements.txt pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; this is {v[0]}.{v[1]}. Use: make PYTHON=/path/to/python3.11")'
 	@echo "Installing what requirements.txt lists into $(VENV): at first several minutes, and on Linux about 6 GB of disk."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(if $(CONSTRAINTS),$(BY_HASH) $(CONSTRAINTS),--upgrade pip)
 	$(INSTALL) -r requirements.txt
 	@touch $@
 

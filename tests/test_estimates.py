@@ -181,7 +181,7 @@ def test_ddp_has_a_second_set_of_gradients_and_fsdp_keeps_the_root_between_the_p
 # --- faster -------------------------------------------------------------------------------------
 
 
-def test_the_speed_up_is_chapter_11s():
+def test_the_speed_up_is_that_of_chapter_14():
     for world_size, scaling, expected in [(1, "weak", 1), (2, "weak", 1.67), (2, "strong", 1.43)]:
         found = speed_up(0.1, 100e6, world_size, 20e-6, 5e9, scaling=scaling)
         assert found == pytest.approx(expected, abs=0.005)

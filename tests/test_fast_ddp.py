@@ -39,11 +39,9 @@ def test_two_small_batches_per_step_are_one_of_twice_the_size(tmp_path):
     assert all(torch.allclose(one[key], two[key], rtol=0, atol=1e-5) for key in one)
 
 
-@pytest.mark.parametrize(
-    "options", [["--amp", "fp16", "--no-compile"], pytest.param([], marks=pytest.mark.long)]
-)
-def test_with_the_gradient_scaler_or_compiled_it_trains_too(options, tmp_path):
-    options = [*options, "--epochs", 1, "--batch-size", 20, "--workers", 0]
+@pytest.mark.long
+def test_compiled_it_trains_too(tmp_path):
+    options = ["--epochs", 1, "--batch-size", 20, "--workers", 0]
     done = run_on_ranks(FAST.name, "--data", few_images(tmp_path, 400), *options)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\nepoch 1: loss 2\.\d+, test", done.stdout)

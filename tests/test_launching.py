@@ -42,11 +42,15 @@ def _nothing_is_left_behind():
     def resources():
         return ranks_running(), threading.active_count(), len(os.listdir("/proc/self/fd"))
 
-    before, shared = resources(), set(os.listdir("/dev/shm"))
+    before, shared = resources(), shared_by_the_dead()
     yield
-    wait_until(lambda: resources() == before)
-    # Shared memory is everybody's: what other programs hold for a moment goes away by itself.
-    wait_until(lambda: set(os.listdir("/dev/shm")) <= shared)
+    wait_until(lambda: resources() == before and shared_by_the_dead() <= shared)
+
+
+def shared_by_the_dead():
+    """Shared memory that torch made for a process that is gone, not what other programs use."""
+    made = {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+    return {name for name in made if not alive(name.split("_")[1])}
 
 
 def ranks_running():
@@ -84,23 +88,28 @@ def test_closures_lambdas_local_classes_and_torchs_backends_travel():
     assert launch(lambda: (offset, torch.backends.cudnn.benchmark)) == [(10, False)] * 2
 
 
-def test_hosts_that_differ_in_gpus_agree_on_the_backend():
-    def with_gpus(*has_gpu):
+def test_ranks_take_a_gpu_each_agree_on_the_backend_and_wait_for_the_last_to_join():
+    def with_gpus(*on_host_of_rank):
         def work():
-            chosen = []
-            # As on a host of its own, with or without a GPU; the ranks are in a group already.
-            os.environ["LOCAL_WORLD_SIZE"] = "1"
-            torch.cuda.is_available = lambda: has_gpu[dist.get_rank()]
-            torch.cuda.device_count = lambda: 1
-            torch.cuda.set_device = lambda device: None
-            dist.init_process_group = lambda backend, device_id: chosen.append(backend)
+            rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+            gpus, chosen = on_host_of_rank[rank], []
+
+            def join(*backend, device_id):  # the ranks are in a group already
+                chosen.extend(backend)
+                time.sleep(rank)  # for rank 0 to go on, if it does not wait
+                store.set(f"rank {rank} joins", "")
+
+            torch.cuda.is_available, torch.cuda.device_count = lambda: gpus > 0, lambda: gpus
+            torch.cuda.set_device, dist.init_process_group = chosen.append, join
             join_group()
+            assert store.check(["rank 1 joins"])
             return chosen
 
         return launch(work, timeout=HANG, backend="gloo")
 
-    assert with_gpus(True, False) == [["gloo"], ["gloo"]]
-    assert with_gpus(True, True) == [["nccl"], ["nccl"]]
+    assert with_gpus(2, 2) == [[0, "nccl"], [1, "nccl"]]
+    assert with_gpus(2, 0) == [[0, "gloo"], ["gloo"]]
+    assert with_gpus(1, 1) == [[0, "gloo"], [0, "gloo"]]
 
 
 def test_the_ranks_have_the_callers_environment_of_today_and_share_the_cores(monkeypatch):

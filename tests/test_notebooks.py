@@ -5,9 +5,11 @@ These rules protect readers. What else makes a chapter good is in CONTRIBUTING.m
 
 import ast
 import re
+from itertools import pairwise
 
 import nbformat
 import pytest
+from nbformat.v4 import new_markdown_cell
 from running import ROOT, text_of
 
 from torchclinic import errors
@@ -62,14 +64,12 @@ def test_outputs_are_short_and_hold_no_warning_and_no_machines_path(name):
 @every_notebook
 def test_the_hidden_solution_of_an_exercise_checks_itself(name):
     title = None
-    for cell in NOTEBOOKS[name].cells:
+    for cell, following in pairwise([*NOTEBOOKS[name].cells, new_markdown_cell()]):
         if cell.cell_type == "markdown" and (found := re.findall(r"^#+ .*", cell.source, re.M)):
             title = found[-1]
-        elif "hide-cell" in tags(cell) and title and title.startswith("### Exercise"):
-            last = cell.source
-            following = NOTEBOOKS[name].cells[NOTEBOOKS[name].cells.index(cell) + 1]
-            if "hide-cell" not in tags(following):  # the last cell of the solution
-                assert isinstance(ast.parse(last).body[-1], ast.Assert), title
+        ends_a_solution = "hide-cell" in tags(cell) - tags(following)
+        if ends_a_solution and title and title.startswith("### Exercise"):
+            assert isinstance(ast.parse(cell.source).body[-1], ast.Assert), title
 
 
 def test_nbval_compares_at_least_85_percent_of_the_outputs():

@@ -133,6 +133,7 @@ def test_ranks_draw_dropout_of_their_own():
     def drawn():
         net, seen = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10)), []
         net[1].register_forward_hook(lambda _, inputs, output: seen.append(output == 0))
+        net.eval()  # train sees to it that dropout drops
         train(net, part_of_the_data(10), rung="ddp", epochs=1, batch_size=50)
         return seen[0]
 

@@ -32,6 +32,8 @@ def refresh(path: Path) -> None:
     ------
     nbclient.exceptions.CellExecutionError
         If a cell fails that is not tagged ``raises-exception``; the file is then left as it was.
+    ValueError
+        If a cell that has this tag raises nothing; likewise.
     """
     if path.stem.startswith("errors_"):
         from clinic_notebooks import clinic_notebook  # needs the packages; recording runs without
@@ -42,6 +44,11 @@ def refresh(path: Path) -> None:
         for number, cell in enumerate(notebook.cells):
             cell.id = f"cell-{number:02d}"
     execute(notebook, path.parent)
+    for cell in notebook.cells:
+        expected = "raises-exception" in cell.metadata.get("tags", ())
+        if expected and all(output.output_type != "error" for output in cell.outputs):
+            told = "is tagged raises-exception and raised nothing; the file was not written"
+            raise ValueError(f"{path}: cell {cell.id} {told}:\n{cell.source}")
     write_notebook(notebook, path)
 
 

@@ -63,6 +63,7 @@ def test_a_file_that_does_not_fit_the_model_is_refused(tmp_path):
 
 def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
     state = net(Tied).state_dict() | {"ids": torch.arange(3), "mask": torch.ones(2) > 0}
+    state["overlap"] = state["ids"].as_strided((2,), (1,), 1)
     state |= {"double": torch.tensor([1e300]).double(), "half": torch.ones(2).bfloat16()}
     state["part"] = torch.ones(1000)[:3]
     optimizer = torch.optim.SGD(net().parameters(), 0.1).state_dict()
@@ -75,8 +76,8 @@ def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
         assert report.not_finite == {"double": 1}  # too large for the new dtype
         assert report.dropped == {"optimizer": "optimizer state"}
         assert [v.dtype for k, v in found.items() if v.dtype != torch.bfloat16] == [
-            torch.int64, torch.bool]  # fmt: skip
-        for key in ("embed.weight", "body.bias", "part", "ids", "half"):
+            torch.int64, torch.bool, torch.int64]  # fmt: skip
+        for key in ("embed.weight", "body.bias", "part", "ids", "overlap", "half"):
             assert torch.equal(found[key], state[key].to(found[key].dtype)), key
         assert found["embed.weight"].data_ptr() == found["head.weight"].data_ptr()
 
@@ -244,6 +245,8 @@ def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
     (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": homes}))
     fix_checkpoint(folder, tmp_path / "z.pt")
     assert list(torch.load(tmp_path / "z.pt")) == list(homes)
+    with pytest.raises(CheckpointError, match="is the source"):
+        fix_checkpoint(folder, second)
 
 
 def test_what_is_left_out_has_the_files_order(tmp_path):

@@ -121,9 +121,9 @@ def test_no_mutated_file_does_harm(seeds, tmp_path):
         inner = tmp_path / str(number)
         inner.mkdir()
         path = mutant(files[number % len(files)], inner, random.Random(number))
-        start = time.perf_counter()
+        start = time.process_time()
         refusals.update(try_all(path, number, model))
-        slowest = max(slowest, time.perf_counter() - start)
+        slowest = max(slowest, time.process_time() - start)
         assert not (folder / "marker").exists(), path
         shutil.rmtree(inner)
     print(f"\n{COUNT} mutated files, the slowest {slowest:.1f} s; refused: {dict(refusals)}")

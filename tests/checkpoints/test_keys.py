@@ -34,6 +34,8 @@ def test_keys_find_their_partners(file, model, names):
 def test_of_two_parts_none_is_guessed_and_one_layer_is_not_taken_for_another():
     found = match(shaped("student.w", "teacher.w"), shaped("w"))
     assert (found.names, found.missing_keys) == ({}, ["w"])
+    found = match(shaped("student.w", shape=(3,)) | shaped("teacher.w"), shaped("w"))
+    assert found.names == {"w": "teacher.w"}  # the shapes decide
     found = match(shaped("fc.weight", "fc.bias"), shaped("head.weight", "head.bias"))
     assert not found.names
     assert "head.weight (near 'fc.weight')" in found.problems()[0]

@@ -25,8 +25,9 @@ def entry(op="all_reduce", number=1, line=10, shape=(3,), group=("0", "default_p
     return {
         "frames": [{"name": "f", "filename": file, "line": at} for file, at in frames],
         "process_group": group, "collective_seq_id": number, "profiling_name": f"nccl:{op}",
-        "time_created_ns": 1_795_392_637_295_560_581 + number, "input_sizes": [list(shape)],
-        "input_dtypes": ["Float"], "state": "scheduled", "timeout_ms": 600_000,
+        "time_created_ns": 1_795_392_637_295_560_581 + 1_000_000 * number,
+        "input_sizes": [list(shape)], "input_dtypes": ["Float"], "state": "scheduled",
+        "timeout_ms": 600_000,
         "is_p2p": False, "retired": False, **fields,
     }  # fmt: skip
 
@@ -76,7 +77,7 @@ def test_ranks_that_hang_are_told_apart_from_their_own_dumps(hang, explain, monk
 
 def test_the_first_difference_is_named_with_where_every_rank_is():
     same = [entry(number=1), entry("_all_gather_base", 2, 11)]
-    tp = entry("broadcast", 1, 30, group=("7", "tp"))
+    tps = [entry("broadcast", number, 30, group=("7", "tp")) for number in (1, 2)]
     sent = entry("send 3->0", 0, 40, is_p2p=True)
     waits, entry_3 = "waiting in all_reduce at train.py", entry(number=3, line=37)
     for dumps, says, *lines in [
@@ -88,7 +89,7 @@ def test_the_first_difference_is_named_with_where_every_rank_is():
          "Rank 3 did not make call 1 of group default_pg, all_reduce.",
          f"ranks 0-2: {waits}:10",
          "rank 3: before its first collective"),
-        ([dump(*same, tp), *[dump(*same, entry_3)] * 2, dump(*same, sent)],
+        ([dump(*same, tps[0]), *[dump(*same, entry_3)] * 2, dump(*same, sent)],
          "Ranks 0, 3 did not make call 3 of group default_pg, all_reduce.",
          "rank 0: after its last collective, broadcast at train.py:30",
          f"ranks 1-2: {waits}:37",
@@ -104,6 +105,11 @@ def test_the_first_difference_is_named_with_where_every_rank_is():
         ([dump(entry("all_to_all", shape=(rank,))) for rank in range(4)],
          "The dumps show no difference: the same collectives on all ranks, in one order.",
          "ranks 0-3: after its last collective, all_to_all at train.py:10"),
+        # Of two groups that hang, the one that began to hang first.
+        ([dump(*same, entry_3, *tps)] * 3 + [dump(*same, tps[0])],
+         "Rank 3 did not make call 2 of group tp, broadcast.",
+         "ranks 0-2: waiting in broadcast at train.py:30",
+         "rank 3: after its last collective, broadcast at train.py:30"),
     ]:  # fmt: skip
         (found, *_), absent = compared(*dumps)
         assert (found["says"], found["lines"], absent) == (says, lines, [])

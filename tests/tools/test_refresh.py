@@ -38,11 +38,15 @@ def test_refreshing_twice_gives_the_same_bytes_and_messages_are_whole(tmp_path):
     assert "\n".join(own_error.traceback).endswith("one\n\ntwo\n\nthree")
 
 
-def test_a_cell_that_fails_unexpectedly_leaves_the_file_as_it_was(tmp_path):
-    path = tmp_path / "a.ipynb"
-    nbformat.write(new_notebook(cells=[new_code_cell("1 / 0")]), path)
-    before = path.read_bytes()
-    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        refresh.refresh(path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["a.ipynb"]
+def test_a_cell_that_fails_or_does_not_unexpectedly_leaves_the_file_as_it_was(tmp_path):
+    path, on_purpose = tmp_path / "a.ipynb", {"tags": ["raises-exception"]}
+    for source, metadata, error, said in [
+        ("1 / 0", {}, CellExecutionError, "ZeroDivisionError"),
+        ("1 / 1", on_purpose, ValueError, "a.ipynb: cell cell-00 .* raised nothing"),
+    ]:
+        nbformat.write(new_notebook(cells=[new_code_cell(source, metadata=metadata)]), path)
+        before = path.read_bytes()
+        with pytest.raises(error, match=said):
+            refresh.refresh(path)
+        assert path.read_bytes() == before
+        assert [file.name for file in tmp_path.iterdir()] == ["a.ipynb"]
