@@ -64,7 +64,7 @@ def measure_inspect(folder: Path, gigabytes: float, runs: int) -> list[Result]:
     make_ddp_checkpoint(path, gigabytes)
     program = (
         "START\n"
-        "from torchclinic.checkpoints import inspect_checkpoint\n"
+        "from torchclinic.checkpoint_files import inspect_checkpoint\n"
         f"assert len(repr(inspect_checkpoint({str(path)!r}))) > 0"
     )
     measured = [run_measured(program) for _ in range(runs)]
@@ -86,7 +86,9 @@ def measure_fix(folder: Path, to: str, gigabytes: float, runs: int) -> list[Resu
     """
     source, target = folder / "ddp.pt", folder / f"target.{to}"
     make_ddp_checkpoint(source, gigabytes)
-    start = "import subprocess, torch\nfrom torchclinic.checkpoints import fix_checkpoint\nSTART\n"
+    start = (
+        "import subprocess, torch\nfrom torchclinic.checkpoint_files import fix_checkpoint\nSTART\n"
+    )
     copy = f"subprocess.run(['cp', {str(source)!r}, {str(target)!r}], check=True)"
     fix = f"fix_checkpoint({str(source)!r}, {str(target)!r})"
     pairs, peaks = [], []

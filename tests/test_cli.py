@@ -169,7 +169,7 @@ def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
 @pytest.mark.slow
 def test_importing_needs_nothing_heavy_but_torch():
     program = "import sys; sys.modules |= dict.fromkeys(['matplotlib', 'torchvision', 'tqdm'])"
-    program += "; import torchladder.devices, torchclinic.where, torchclinic.checkpoints"
+    program += "; import torchladder.devices, torchclinic.where, torchclinic.checkpoint_files"
     ran("python", "-c", program)
 
 

@@ -8,7 +8,7 @@ from running import ran
 from test_training_on_ranks import part_of_the_data, trained
 from torch import nn
 
-from torchclinic.checkpoints import inspect_checkpoint, load_into
+from torchclinic.checkpoint_files import inspect_checkpoint, load_into
 from torchladder.data import DeviceBatches, dataloader, load_dataset
 from torchladder.launching import launch
 from torchladder.models import LeNet
@@ -66,7 +66,7 @@ def test_a_file_saved_on_the_gpu_opens_without_one(tmp_path):
     assert "cuda:0" in str(inspect_checkpoint(tmp_path / "gpu.pt"))
     program = """
 import torch
-from torchclinic.checkpoints import load_into
+from torchclinic.checkpoint_files import load_into
 from torchladder.models import LeNet
 assert not torch.cuda.is_available()
 try:

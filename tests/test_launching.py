@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from running import alive, ran, wait_until
 
-from torchclinic.process_group import join_group
 from torchladder import launching
-from torchladder.launching import LaunchError, launch, warm_up
+from torchladder.launching import LaunchError, join_group, launch, warm_up
 
 pytestmark = pytest.mark.slow
 HANG = 60  # seconds; ends what hangs, and says nothing about what is merely slow

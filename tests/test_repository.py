@@ -161,7 +161,7 @@ def test_the_tests_that_the_security_policy_names_are_there():
     for path in re.findall(r"`(tests/[\w/.]+)`", text("SECURITY.md")):
         assert (ROOT / path).exists(), path
     for kind in re.findall(r"`test_kinds.py` \(`(\w+)`\)", text("SECURITY.md")):
-        files = text("tests/checkpoints/checkpoint_files.py")
+        files = text("tests/checkpoint_files/kinds_of_files.py")
         assert re.search(rf'^@bad\(.*\)\ndef {kind}\(|"{kind}"', files, re.M)
 
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint
+from torchclinic.checkpoint_files import CheckpointError, fix_checkpoint, inspect_checkpoint
 from torchladder.launching import launch
 
 CHAPTER = Path(__file__).parent.parent / "notebooks" / "12_rung_5_fsdp.ipynb"

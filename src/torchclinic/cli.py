@@ -131,7 +131,7 @@ def _inspect(options: argparse.Namespace) -> int:
     """Say what is in a checkpoint: kind, keys, shapes, dtypes, devices, which wrapper put what
     before the keys, and what to do next. No code in the file is run.
     """
-    from torchclinic.checkpoints import inspect_checkpoint
+    from torchclinic.checkpoint_files import inspect_checkpoint
 
     found = inspect_checkpoint(options.path, verify=options.verify)
     print(found)
@@ -145,7 +145,7 @@ def _fix(options: argparse.Namespace) -> None:
     """
     import torch
 
-    from torchclinic.checkpoints import fix_checkpoint
+    from torchclinic.checkpoint_files import fix_checkpoint
 
     model = None if options.model is None else _model_named(options.model)
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from torchclinic import UserError, __version__
-from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
+from torchclinic.process_group import GROUP, PEER_IS_GONE
 from torchclinic.tables import Table, in_bytes
 
 SIZES = [1000 * 4**i for i in range(1, 9)]  # bytes of an all-reduce: 4 kB to 66 MB
@@ -365,9 +365,13 @@ def blame(backend: str, answers: Mapping[int, Mapping], facts: list[dict]) -> li
 
 def join(order: Mapping) -> None:
     """Join the process group and do the first all-reduce; an error if its sum is wrong."""
-    join_group(order["backend"])
+    device = _device(order)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    own = {"device_id": device} if order["backend"] == "nccl" else {}
+    dist.init_process_group(order["backend"], **own)
     world = dist.get_world_size()
-    total = torch.tensor([dist.get_rank() + 1.0], device=_device(order))
+    total = torch.tensor([dist.get_rank() + 1.0], device=device)
     dist.all_reduce(total)
     if total.item() != world * (world + 1) / 2:
         raise ArithmeticError(f"an all-reduce of 1 to {world} gave {total.item()}")

@@ -28,22 +28,25 @@ def cell_sources() -> Cells:
     return cells
 
 
-def places(dump: str) -> list[str]:
-    """The innermost frames of the user's own code in what faulthandler wrote, as lines."""
+def places(dump: str, *, hide: str) -> list[str]:
+    """The innermost frames of the user's own code in what faulthandler wrote, as lines.
+
+    Not one of the file `hide`, which called the user's function.
+    """
     # One stack a thread, the newest thread first: the last stack is the main thread's.
     stacks = re.split("(?i)thread 0x", dump)
     frames = [re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack) for stack in stacks]
     frames = next(filter(None, reversed(frames)), [])
     cells = cell_sources()
     lines = []
-    for file, line, name in ([f for f in frames if not _of_a_library(f[0])] or frames)[:3]:
+    for file, line, name in ([f for f in frames if not _of_a_library(f[0], hide)] or frames)[:3]:
         lines.append(f"  {_label(file, cells)}, line {line}, in {name}")
         lines.append(f"    {linecache.getline(file, int(line)).strip()}")
     return lines
 
 
-def describe(error: BaseException, cells: Cells) -> str:
-    """Type, message and the traceback's frames of the user's own code."""
+def describe(error: BaseException, cells: Cells, *, hide: str) -> str:
+    """Type, message and the traceback's frames of the user's own code, as `places` has them."""
     report = traceback.TracebackException.from_exception(error, compact=True)
     headline = "".join(report.format_exception_only()).strip()
     parts = [report]
@@ -51,7 +54,7 @@ def describe(error: BaseException, cells: Cells) -> str:
         frames = [
             traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
             for f in part.stack
-            if not _of_a_library(f.filename)
+            if not _of_a_library(f.filename, hide)
         ]
         part.stack = traceback.StackSummary.from_list(frames)
         parts += filter(None, [part.__cause__ or part.__context__])
@@ -105,12 +108,10 @@ def _label(file: str, cells: Cells) -> str:
     return cells[file][0] if file in cells else file
 
 
-def _of_a_library(file: str) -> bool:
-    # What calls the user's function: launch, and what joins the process group before.
-    ours = ("torchladder/launching.py", "torchclinic/process_group.py")
+def _of_a_library(file: str, hide: str) -> bool:
     return (
         "-packages" in file  # site-packages; dist-packages in Debian
         or _of_the_standard_library(file)
-        or file.endswith(ours)
+        or file == hide
         or file.startswith("<string>")
     )

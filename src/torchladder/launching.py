@@ -37,7 +37,7 @@ from multiprocessing.connection import Connection, wait
 import cloudpickle
 
 from torchclinic.frames import Cells, cell_sources, describe, places
-from torchclinic.process_group import GROUP, PEER_IS_GONE, join_group
+from torchclinic.process_group import GROUP, PEER_IS_GONE
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
@@ -314,7 +314,7 @@ def _place(r: _Rank, seconds: float = 0.0) -> str:
         if not (piece := os.read(r.stack.fileno(), 65536)):
             break
         dump += piece
-    lines = places(dump.decode(errors="replace"))
+    lines = places(dump.decode(errors="replace"), hide=__file__)
     return "\n".join([f"\nrank {r.rank} was at:", *lines]) if lines else ""
 
 
@@ -412,6 +412,36 @@ def _to_bytes(thing: object, complaint: str = "") -> bytes:
 # --- in each rank -------------------------------------------------------------------------------
 
 
+def join_group(backend: str | None = None) -> None:
+    """Join the process group that the environment describes (torchrun's, or `launch`'s).
+
+    The rank's GPU becomes the current device. The backend is NCCL if every machine has a GPU for
+    each of its ranks, else gloo, in which case the ranks share what GPUs there are. A ValueError
+    names the variables of that environment that are missing.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if missing := [name for name in GROUP if name not in os.environ]:
+        raise ValueError(
+            f"{', '.join(missing)} not set: a rank knows its group by {', '.join(GROUP)}. "
+            "Start the program with torchrun, which sets them all, or its function with launch."
+        )
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus:
+        torch.cuda.set_device(local_rank % gpus)
+    dist.set_debug_level_from_env()  # read when torch was imported: in the fork server, long ago
+    if not backend:  # all ranks must choose the same, and their machines may differ
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        store.set(f"GPU {rank}", str(gpus >= local_size))
+        own = store.multi_get([f"GPU {r}" for r in range(world_size)])
+        backend = "nccl" if set(own) == {b"True"} else "gloo"
+    device = torch.device("cuda", local_rank) if backend == "nccl" else None
+    dist.init_process_group(backend, device_id=device)
+    dist.barrier()  # or a rank might be done and gone while another still connects to it
+
+
 def _run_rank(
     name: str,
     job: bytes,
@@ -446,7 +476,7 @@ def _run_rank(
             dist.destroy_process_group()
     except BaseException as error:
         kind = type(error).__name__
-        text = f"{name} failed with {describe(error, cells)}"
+        text = f"{name} failed with {describe(error, cells, hide=__file__)}"
         reply = _to_bytes(LaunchError(text, int(environment["RANK"]), kind))
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -372,7 +372,7 @@ good("one_long_extra_state", **MORE_IN_IT,
      make=lambda _: state() | {"_extra_state": [None] * 1_500_000})  # fmt: skip
 
 
-WHOLE = {"calls": "checkpoint_files.Net", "holds": "a whole model, class checkpoint_files.Net"}
+WHOLE = {"calls": "kinds_of_files.Net", "holds": "a whole model, class kinds_of_files.Net"}
 good("whole_model", lambda _: net(), **WHOLE)
 good("whole_data_parallel", lambda _: DataParallel(net()), prefix="module.", calls=WHOLE["calls"])
 good("whole_model_in_a_dict", lambda _: {"model": net().half(), "ema": None}, at="model",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchclinic.checkpoints.keys import clean_names, match, wrapper_of
+from torchclinic.checkpoint_files.keys import clean_names, match, wrapper_of
 
 
 def shaped(*keys, shape=(2,)):

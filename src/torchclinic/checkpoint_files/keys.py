@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import dropwhile, groupby
 from typing import Any
 
-from torchclinic.checkpoints.reading import LIGHTNING, CheckpointError
-from torchclinic.checkpoints.reports import some
+from torchclinic.checkpoint_files.reading import LIGHTNING, CheckpointError
+from torchclinic.checkpoint_files.reports import some
 
 # What puts a segment into keys. No submodule of one's own has one of the first three names.
 WRAPPERS = {

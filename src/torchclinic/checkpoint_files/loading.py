@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoints.keys import COUNTER, Match, match
-from torchclinic.checkpoints.reading import CheckpointError, open_checkpoint
-from torchclinic.checkpoints.reports import Report, counted, lines, some
-from torchclinic.checkpoints.weights import choose, split
+from torchclinic.checkpoint_files.keys import COUNTER, Match, match
+from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
+from torchclinic.checkpoint_files.reports import Report, counted, lines, some
+from torchclinic.checkpoint_files.weights import choose, split
 from torchclinic.modules import unwrapped
 
 

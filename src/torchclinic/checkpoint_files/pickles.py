@@ -65,7 +65,7 @@ class InertPickle:
     ({'lr': 0.1, 'args': <argparse.Namespace>}, {'epochs': 3}, ['argparse.Namespace'])
     """
 
-    __name__ = "torchclinic.checkpoints.pickles"  # torch.load asks for it
+    __name__ = "torchclinic.checkpoint_files.pickles"  # torch.load asks for it
 
     def __init__(self) -> None:
         self.imports: dict[str, None] = {}

@@ -9,11 +9,16 @@ from unittest import mock
 
 import pytest
 import torch
-from checkpoint_files import BAD, GOOD, Net, net
+from kinds_of_files import BAD, GOOD, Net, net
 from running import limited
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint, load_into
+from torchclinic.checkpoint_files import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+    load_into,
+)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import re
 from unittest import mock
 
 import torch
-from checkpoint_files import GOOD, Tied, net, plain, repacked, saved
+from kinds_of_files import GOOD, Tied, net, plain, repacked, saved
 from safetensors.torch import save_file
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import inspect_checkpoint
+from torchclinic.checkpoint_files import inspect_checkpoint
 
 
 def test_an_inspection_says_what_there_is(tmp_path):
@@ -84,7 +84,7 @@ def test_one_number_shown_a_billion_times_is_looked_at_once(tmp_path):
 
 
 def test_the_numbers_of_a_large_file_are_read_on_request_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchclinic.checkpoints.inspecting.QUICK", 100)
+    monkeypatch.setattr("torchclinic.checkpoint_files.inspecting.QUICK", 100)
     path = plain(tmp_path)
     found = inspect_checkpoint(path)
     assert "verify=True" in found.checksums

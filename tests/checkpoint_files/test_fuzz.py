@@ -2,7 +2,7 @@
 
 Some hundred are tried each time, and 5,000 (in a minute or two) by
 
-    TORCHLADDER_FUZZ=5000 python -m pytest -s tests/checkpoints/test_fuzz.py
+    TORCHLADDER_FUZZ=5000 python -m pytest -s tests/checkpoint_files/test_fuzz.py
 """
 
 import os
@@ -14,9 +14,14 @@ from collections import Counter
 
 import pytest
 import torch
-from checkpoint_files import OLD, Boom, legacy, net, plain, safetensors_file, saved, shards
+from kinds_of_files import OLD, Boom, legacy, net, plain, safetensors_file, saved, shards
 
-from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint, load_into
+from torchclinic.checkpoint_files import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+    load_into,
+)
 
 COUNT = int(os.environ.get("TORCHLADDER_FUZZ", "300"))
 

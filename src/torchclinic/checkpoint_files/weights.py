@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchclinic.checkpoints.pickles import StandIn, storage_id, walk
-from torchclinic.checkpoints.reading import CheckpointError
-from torchclinic.checkpoints.reports import some
+from torchclinic.checkpoint_files.pickles import StandIn, storage_id, walk
+from torchclinic.checkpoint_files.reading import CheckpointError
+from torchclinic.checkpoint_files.reports import some
 from torchclinic.tables import in_bytes
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.

@@ -12,11 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic.checkpoints.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
-from torchclinic.checkpoints.loading import match_model, misfit
-from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
-from torchclinic.checkpoints.reports import Report, lines, some
-from torchclinic.checkpoints.weights import (
+from torchclinic.checkpoint_files.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
+from torchclinic.checkpoint_files.loading import match_model, misfit
+from torchclinic.checkpoint_files.reading import (
+    Checkpoint,
+    CheckpointError,
+    open_checkpoint,
+    shard_note,
+)
+from torchclinic.checkpoint_files.reports import Report, lines, some
+from torchclinic.checkpoint_files.weights import (
     choose,
     describe,
     described,

@@ -27,8 +27,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from torchclinic import UserError, printable
-from torchclinic.checkpoints.pickles import InertPickle, storage_id
-from torchclinic.checkpoints.reports import some
+from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
+from torchclinic.checkpoint_files.reports import some
 from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"

@@ -5,9 +5,9 @@ formats, `weights` finds them, `keys` matches names; then what a reader uses:
 `inspecting`, `loading`, `fixing`.
 """
 
-from torchclinic.checkpoints.fixing import fix_checkpoint
-from torchclinic.checkpoints.inspecting import inspect_checkpoint
-from torchclinic.checkpoints.loading import load_into
-from torchclinic.checkpoints.reading import CheckpointError
+from torchclinic.checkpoint_files.fixing import fix_checkpoint
+from torchclinic.checkpoint_files.inspecting import inspect_checkpoint
+from torchclinic.checkpoint_files.loading import load_into
+from torchclinic.checkpoint_files.reading import CheckpointError
 
 __all__ = ["CheckpointError", "fix_checkpoint", "inspect_checkpoint", "load_into"]

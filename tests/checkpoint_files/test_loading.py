@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from checkpoint_files import Counting, saved
+from kinds_of_files import Counting, saved
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import CheckpointError, load_into
+from torchclinic.checkpoint_files import CheckpointError, load_into
 
 
 def test_what_does_not_fit_is_an_error_that_changes_nothing_or_is_left_out_on_request():

@@ -8,11 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from torchclinic.checkpoints.keys import clean_names, prefix_notes, removed_prefixes
-from torchclinic.checkpoints.pickles import StandIn, walk
-from torchclinic.checkpoints.reading import Checkpoint, CheckpointError, open_checkpoint, shard_note
-from torchclinic.checkpoints.reports import Report, lines, some
-from torchclinic.checkpoints.weights import (
+from torchclinic.checkpoint_files.keys import clean_names, prefix_notes, removed_prefixes
+from torchclinic.checkpoint_files.pickles import StandIn, walk
+from torchclinic.checkpoint_files.reading import (
+    Checkpoint,
+    CheckpointError,
+    open_checkpoint,
+    shard_note,
+)
+from torchclinic.checkpoint_files.reports import Report, lines, some
+from torchclinic.checkpoint_files.weights import (
     choose,
     describe,
     described,

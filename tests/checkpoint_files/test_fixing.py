@@ -7,14 +7,19 @@ import os
 
 import pytest
 import torch
-from checkpoint_files import Counting, Tied, ema_beside, net, plain, same, saved, written
+from kinds_of_files import Counting, Tied, ema_beside, net, plain, same, saved, written
 from running import NO_CHECKSUMS, full_disk
 from safetensors import safe_open
 from safetensors.torch import load_model, save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoints import CheckpointError, fix_checkpoint, inspect_checkpoint, load_into
+from torchclinic.checkpoint_files import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+    load_into,
+)
 
 
 def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
