@@ -89,7 +89,7 @@ def anchors(path):
 
 
 def test_links_lead_to_pages_and_headings_that_exist_and_threads_are_public():
-    known = {}
+    known = {ROOT / "book/errors.md": anchors(ROOT / "book/errors.md")}
     for entry in ENTRIES:
         texts = (entry.cause, entry.fix, entry.avoid, entry.versions, entry.stand_in)
         links = re.findall(r"\]\(([^)]*)\)", "\n".join(texts))
@@ -246,4 +246,4 @@ def test_every_error_that_a_chapter_raises_is_in_the_catalogue():
         for output in [output for cell in cells for output in cell.get("outputs", [])]:
             if output.output_type == "error" and not find(f"{output.ename}: {output.evalue}"):
                 unknown.add(output.evalue.split("\n")[0][:60])
-    assert unknown == NO_ENTRY
+    assert unknown <= NO_ENTRY

@@ -61,8 +61,9 @@ def assert_axe_finds_nothing(page, axe, *parts):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_of_each_kind_asks_nobody_fits_the_window_and_keeps_no_reader_out(
-    browser, address, axe, name
+    browser, pages, address, axe, name
 ):
+    assert pages[name]
     page = browser.new_page(viewport={"width": DESKTOP, "height": 900}, reduced_motion="reduce")
     asked, errors = [], []
     page.on("request", lambda request: asked.append(request.url))
@@ -96,7 +97,10 @@ def test_the_dark_theme_prints_dark_on_white_with_solutions_open_and_comes_back(
     page.close()
 
 
-def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(browser, address, site):
+def test_a_click_on_kaggles_button_shows_the_steps_and_gives_the_notebook(
+    pages, browser, address, site
+):
+    assert pages["book/hosted.html"]
     page = browser.new_page()
     page.goto(f"{address}notebooks/03_devices.html")
     steps = page.locator(".chapter-panel li")

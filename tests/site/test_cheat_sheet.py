@@ -13,18 +13,22 @@ from torchclinic import cli, errors
 from torchladder.launching import launch
 
 OPENED = "book/cheat_sheet.html"
-PAGE = (ROOT / "book" / "cheat_sheet.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 RUNG = re.compile(r"`(\d_\w+\.py)`.*?```python\n(.*?)```", re.S)
 ROW = re.compile(r"^\| \[(?P<message>.+)\]\((?P<link>\S+)\) \| (?P<fix>.+) \|$", re.M)
+
+
+@pytest.fixture
+def sections():
+    text = (ROOT / "book/cheat_sheet.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
 
 
 def lines(code):
     return [line.split("  #")[0].strip() for line in code.splitlines() if line.strip()]
 
 
-def test_every_line_of_a_rung_is_in_its_program():
-    rungs = RUNG.findall(SECTIONS["The rungs"])
+def test_every_line_of_a_rung_is_in_its_program(sections):
+    rungs = RUNG.findall(sections["The rungs"])
     assert [name[0] for name, _ in rungs] == list("12345")
     for name, code in rungs:
         program = lines((ROOT / "rungs" / name).read_text(encoding="utf-8"))
@@ -65,17 +69,17 @@ def save_and_load(plain, prefixes, whole, resume, folder):
 
 
 @pytest.mark.slow
-def test_the_code_that_saves_and_loads_does_so(tmp_path):
-    code = re.findall(r"```python\n(.*?)```", SECTIONS["Save and load"], re.S)
+def test_the_code_that_saves_and_loads_does_so(sections, tmp_path):
+    code = re.findall(r"```python\n(.*?)```", sections["Save and load"], re.S)
     [(files, saved)] = launch(save_and_load, *code, str(tmp_path), world_size=1, backend="gloo")
     assert files == ["model.pt", "run.pt"]
     assert {"model", "optimizer", "schedule", "scaler", "epoch", "batch", "rng"} < set(saved)
 
 
-def test_the_commands_have_options_that_the_programs_know(monkeypatch):
+def test_the_commands_have_options_that_the_programs_know(sections, monkeypatch):
     from torch.distributed.run import parse_args
 
-    lines = SECTIONS["Launch"].replace("\\\n", "")
+    lines = sections["Launch"].replace("\\\n", "")
     commands = [shlex.split(line) for line in re.findall(r"^\$ (.+)$", lines, re.M)]
     torchrun = [parse_args(words) for name, *words in commands if name == "torchrun"]
     assert [options.nnodes for options in torchrun] == ["1:1", "2"]
@@ -87,8 +91,8 @@ def test_the_commands_have_options_that_the_programs_know(monkeypatch):
             cli.main(words)
 
 
-def test_the_ten_errors_are_entries_of_the_clinic_with_their_fix():
-    rows = list(ROW.finditer(SECTIONS["Ten errors"]))
+def test_the_ten_errors_are_entries_of_the_clinic_with_their_fix(sections):
+    rows = list(ROW.finditer(sections["Ten errors"]))
     assert len(rows) == 10
     for row in rows:
         notebook, name = row["link"].split("#")
@@ -100,7 +104,7 @@ def test_the_ten_errors_are_entries_of_the_clinic_with_their_fix():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_sheet_prints_on_one_legible_page(opened, theme):
+def test_the_sheet_prints_on_one_legible_page(sections, opened, theme):
     opened.emulate_media(color_scheme=theme)
     assert opened.evaluate(THEME, theme) == theme
     [sheet] = pypdf.PdfReader(io.BytesIO(opened.pdf(prefer_css_page_size=True))).pages
@@ -111,7 +115,7 @@ def test_the_sheet_prints_on_one_legible_page(opened, theme):
             sizes.add(round(size * abs(line[3] * page[3]), 1))
 
     text = " ".join(sheet.extract_text(visitor_text=visit).split())
-    for word in ("Cheat sheet", *SECTIONS, "5_fsdp.py", "leave only the printing in the"):
+    for word in ("Cheat sheet", *sections, "5_fsdp.py", "leave only the printing in the"):
         assert word in text
     assert "Skip to main content" not in text
     assert min(sizes) >= 7  # points

@@ -71,6 +71,7 @@ def test_every_page_has_a_title_and_a_description_of_its_own(pages):
 
 
 def test_every_chapter_can_be_downloaded_as_it_is_and_with_the_packages_for_kaggle(site, pages):
+    assert pages["book/hosted.html"]
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         name = f"notebooks/{notebook.stem}.html"
         links = pages[name].select(".chapter-buttons a[download]")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from running import ROOT
 from test_browser import assert_axe_finds_nothing
 
 # Which section answers which query; of the first 18 that was known before any search was tried.
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 def ask(page, query):
     """Type a query on search.html; the addresses of the hits, within the site."""
+    (ROOT / "notebooks/09_rung_4_distributed.ipynb").stat()  # the words are this book's
     page.fill(".bd-search-container input", query)
     page.wait_for_function(
         "query => new URLSearchParams(location.search).get('q') == query", arg=query
@@ -85,7 +87,8 @@ def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened)
     assert offered.endswith("book/errors.html#log")
 
 
-def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(browser, address):
+def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(browser, pages, address):
+    assert pages["notebooks/04_tensors_across_devices.html"]
     page = browser.new_page()
     page.goto(f"{address}notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
