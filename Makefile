@@ -11,6 +11,8 @@ HTML := _build/html
 # _build/pages: when the site was last built without a warning.
 SPHINX = $(BIN)/jupyter-book build . -W -n --keep-going --quiet && touch _build/pages || { rm -f _build/pages; exit 1; }
 REPORTS := _build/reports
+# The title of _config.yml as the name of a file: the-device-ladder
+BOOK = $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;}' _config.yml | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
 
 # A progress bar in a notebook would be an output that differs from run to run.
 export TQDM_DISABLE := 1
@@ -42,11 +44,12 @@ lint: $(VENV)/tested
 _build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
 	rm -rf $(HTML) _build/.doctrees
 
-pdf: $(VENV)/tested  ## write the whole book as one PDF, _build/the-device-ladder.pdf; needs Chromium
-	$(BIN)/python tools/pdf.py
+pdf: $(VENV)/tested  ## write the whole book as one PDF into _build; needs Chromium
+	$(BIN)/python tools/pdf.py _build/$(BOOK).pdf
 
-zip: book  ## write the site to read without network, _build/the-device-ladder.zip
-	cd $(HTML) && $(CURDIR)/$(BIN)/python -m zipfile -c ../the-device-ladder.zip .
+zip: book  ## write the site, to read without network, as one zip file into _build
+	cd _build && ln -sfn html $(BOOK) && $(CURDIR)/$(BIN)/python -m zipfile -c $(BOOK).zip $(BOOK)
+	@echo "The site is in _build/$(BOOK).zip"
 
 # Here and below, three tests at a time, also on two cores: ranks often wait for each other.
 # With a thread each: threads that wait for a busy core are very slow.

@@ -2,6 +2,7 @@
 
 The notebooks for Kaggle and Colab are written into the site, so that it offers them wherever it is
 served from. Both can fetch them from GitHub, if the site is published there, and from nowhere else.
+A book without the page that explains them, `MORE`, does not offer them.
 """
 
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from landing import ladder
 from markdown_it import MarkdownIt
 
+MORE = "book/hosted"
 TOOLS = Path(__file__).parents[2] / "tools"
 BUTTONS = """
 <div class="chapter-buttons">
@@ -39,7 +41,7 @@ def ladder_links(app, chapter, pathto):
         link = f'<a href="{pathto("notebooks/" + rung["chapter"])}"{lit}>'
         link += f"<b>{rung['number']}</b> {rung.get('short', rung['title'])}</a>"
         links += f'<li style="--rung: {rung["color"]}">{link}</li>'
-    return f'<nav class="rungs" aria-label="The ladder"><ol>{links}</ol></nav>'
+    return links and f'<nav class="rungs" aria-label="The ladder"><ol>{links}</ol></nav>'
 
 
 def add_buttons(app, page, template, context, doctree):
@@ -47,10 +49,10 @@ def add_buttons(app, page, template, context, doctree):
     if not doctree or folder not in ("notebooks", "runs"):
         return
     hosted = ""
-    if folder == "notebooks":
+    if folder == "notebooks" and MORE in app.env.found_docs:
         file = f"hosted/{chapter}.ipynb"
         published = published_path(app.config, file)
-        notebook, more = context["pathto"](file, resource=True), context["pathto"]("book/hosted")
+        notebook, more = context["pathto"](file, resource=True), context["pathto"](MORE)
         hosted = panel("on-kaggle", "Run on Kaggle", steps_on_kaggle(notebook, more, published))
         if published:
             address = f"https://colab.research.google.com/github/{published}"
@@ -102,7 +104,7 @@ def published_path(config, file):
 
 
 def write_notebooks(app, exception):
-    if exception is None and app.builder.name == "html":
+    if exception is None and app.builder.name == "html" and MORE in app.env.found_docs:
         sys.path.insert(0, str(TOOLS))
         import hosted_notebooks
 

@@ -177,8 +177,8 @@ class AskOthers(SphinxDirective):
 # --- files --------------------------------------------------------------------------------------
 
 
-def write_rules(app):
-    if app.builder.name == "html":
+def write_rules(app, env):
+    if any(RULES in metadata.get("files", "") for metadata in env.metadata.values()):
         folder = Path(app.outdir, "_static")
         folder.mkdir(parents=True, exist_ok=True)
         # A script and not data: a page that is opened as a file may not read another file.
@@ -202,6 +202,6 @@ def setup(app):
     app.add_directive("log-box", LogBox)
     app.add_directive("index-filter", IndexFilter)
     app.add_directive("ask-others", AskOthers)
-    app.connect("builder-inited", write_rules)
+    app.connect("env-updated", write_rules)
     app.connect("html-page-context", describe, priority=400)  # before site_pages describes it
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

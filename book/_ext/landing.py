@@ -58,12 +58,14 @@ def needs(name: str) -> tuple[float, float]:
 
 
 def ladder(source: str) -> list[dict]:
-    """The rungs of ``rungs/ladder.toml``, each with its ``number``, ``color`` and ``chapter``."""
-    rungs = tomllib.loads(Path(source, "rungs/ladder.toml").read_text("utf-8"))["rung"]
+    """The rungs of ``ladder.toml`` that have a ``chapter``, with their ``number`` and ``color``."""
+    file = Path(source, "rungs/ladder.toml")
+    rungs = tomllib.loads(file.read_text("utf-8"))["rung"] if file.exists() else []
     for number, rung in enumerate(rungs, 1):
         chapters = sorted(Path(source, "notebooks").glob(f"[0-9][0-9]_rung_{number}_*.ipynb"))
-        rung |= {"number": number, "color": COLORS[rung["name"]], "chapter": chapters[0].stem}
-    return rungs
+        rung |= {"number": number, "color": COLORS[rung["name"]]}
+        rung["chapter"] = chapters[0].stem if chapters else None
+    return [rung for rung in rungs if rung["chapter"]]
 
 
 def new_lines(below: list[str], lines: list[str]) -> list[str]:

@@ -101,8 +101,8 @@ def link_runs(app, page, template, context, doctree):
     if not doctree or not (found or page.startswith("notebooks/")):
         return
     chapter = page.rpartition("/")[2]
-    own = app.chapters_run.get(chapter, {}).get("machine", "cpu")
-    pages = {f"notebooks/{chapter}": label(own)}
+    own = app.chapters_run.get(chapter, {}).get("machine")
+    pages = {f"notebooks/{chapter}": label(own)} if own else {}
     for machine in app.recorded_runs:
         if there := recorded(app, machine).get(chapter):
             pages[there] = label(machine)
@@ -113,9 +113,11 @@ def link_runs(app, page, template, context, doctree):
         for target, words in pages.items()
         if target in app.env.all_docs
     ]
-    links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
-    line = f'<p class="as-run-on">As run on: {" · ".join(links)}</p>'
-    context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
+    if links and WHERE in app.env.found_docs:
+        links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
+    if links:
+        line = f'<p class="as-run-on">As run on: {" · ".join(links)}</p>'
+        context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
     if found:
         context["metatags"] = context.get("metatags", "") + '<meta name="robots" content="noindex">'
 

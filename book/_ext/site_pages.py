@@ -23,6 +23,7 @@ def read_addresses(app, config):
     if repository := urls.get("Repository"):
         config.html_theme_options |= {"repository_url": repository, "use_repository_button": True}
         app.tags.add("repository")  # for Sphinx's `only`
+    config.ogp_site_name = config.html_title
     if site := urls.get("Documentation"):
         config.html_baseurl = config.ogp_site_url = f"{site}/"
     # The page for dead links may be asked for at any depth: its own links begin at the top.
@@ -123,6 +124,24 @@ def shorten_contents(app, page, template, context, doctree):
         )
 
 
+def keep_description(app, doctree):
+    for meta in doctree.findall(nodes.meta):
+        app.env.metadata[app.env.docname][meta.get("name")] = meta["content"]
+
+
+def list_pages(app, exception):
+    """``llms.txt``, as https://llmstxt.org has it: for programs, the book and each of its pages."""
+    if exception is None and app.builder.name == "html":
+        pages, told = [app.config.root_doc], app.env.metadata
+        for page in pages:  # which grows
+            pages += app.env.toctree_includes.get(page, [])
+        lines = [f"# {app.config.html_title}", f"> {told[pages[0]].get('description', '')}", ""]
+        for page in pages:
+            link = f"- [{app.env.titles[page].astext()}]({app.builder.get_target_uri(page)})"
+            lines += [": ".join(filter(None, [link, told[page].get("description")]))]
+        Path(app.outdir, "llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def define_terms(app, page, template, context, doctree):
     """A link into the glossary shows the definition where the mouse rests, without a script."""
     if doctree:
@@ -160,4 +179,6 @@ def setup(app):
     for change in (add_files, describe, shorten_contents, define_terms):
         app.connect("html-page-context", change)
     app.connect("doctree-read", gather_card)
+    app.connect("doctree-read", keep_description)
+    app.connect("build-finished", list_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,7 @@
   const MESSAGE = 20; // letters that a message of the error clinic has at least
   const LIKE_AN_ERROR = /error|exception|warning|traceback|fail|expected|cannot|can['’]t|invalid|unable/i;
   const root = document.documentElement.dataset.content_root;
+  const CLINIC = "book/errors.html";
 
   const scripts = new Map();
   function load(...names) {
@@ -32,13 +33,15 @@
     search ??= searching(searchIndex.pages, document.documentElement.lang);
   }
 
+  const hasClinic = () => searchIndex.pages.some(([page]) => page === CLINIC); // a fork may have none
+
   /** All hits, first the entry that knows the message, if one does; `whole`: they have all words;
    *  `meant`: the query whose hits they are, if that has a typing error. */
   async function find(query) {
-    const isLong = query.length >= MESSAGE;
-    await Promise.all([ready(), isLong && load("finding.js", "error_rules.js")]);
+    await ready();
     const found = search.find(query);
-    if (!isLong) return found;
+    if (query.length < MESSAGE || !hasClinic()) return found;
+    await load("finding.js", "error_rules.js");
     clinic ??= finding(errorRules);
     const [known] = clinic.find(query);
     const entry = known && search.entry(known.id, query);
@@ -70,9 +73,9 @@
   }
 
   function advice(query) {
-    if (!LIKE_AN_ERROR.test(query)) return make("p", "", phrase("fewer"));
+    if (!LIKE_AN_ERROR.test(query) || !hasClinic()) return make("p", "", phrase("fewer"));
     const [before, after] = phrase("paste").split("{box}");
-    return make("p", "", before, linkTo("book/errors.html#log", phrase("box")), after);
+    return make("p", "", before, linkTo(`${CLINIC}#log`, phrase("box")), after);
   }
 
   function attach(form, most) {

@@ -70,12 +70,6 @@ def test_every_phrase_of_the_script_is_in_the_page(pages):
     assert there == named | {"none", "none-near", "all", "some"}
 
 
-def test_llms_txt_links_to_pages_that_exist(site):
-    links = re.findall(r"\]\(([^)]*)\)", (site / "llms.txt").read_text(encoding="utf-8"))
-    assert OPENED in links
-    assert [link for link in links if not (site / link).is_file()] == []
-
-
 # --- what the script finds ----------------------------------------------------------------------
 
 HARD = ["\x1b[31m", "\x1b[", "[31m", "1m", "\\u001b", "^[", "[rank0]: ", "[rank1]:", " ", "\t"]

@@ -91,7 +91,7 @@ def test_kaggle_and_colab_fetch_from_github_and_from_nowhere_else(repository, ad
     options = {"repository_url": repository} if repository else {}
     config = SimpleNamespace(html_theme_options=options, published_branch="gh-pages")
     context = {"pathto": lambda path, resource=False: path, "sourcename": "a", "body": "<h1></h1>"}
-    app = SimpleNamespace(config=config)
+    app = SimpleNamespace(config=config, env=SimpleNamespace(found_docs={"book/hosted"}))
     chapter_buttons.add_buttons(app, "notebooks/a", None, context, doctree=True)
     links = [link["href"] for link in BeautifulSoup(context["body"], "html.parser").select("a")]
     fetching = {
