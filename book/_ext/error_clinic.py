@@ -182,9 +182,7 @@ def write_rules(app):
         folder = Path(app.outdir, "_static")
         folder.mkdir(parents=True, exist_ok=True)
         # A script and not data: a page that is opened as a file may not read another file.
-        rules = {"errorRules": errors.rules(), "dumpRules": errors.page("flight_recorder")}
-        texts = [f"const {name} = {json.dumps(data)};\n" for name, data in rules.items()]
-        (folder / RULES).write_text("".join(texts))
+        (folder / RULES).write_text(f"const errorRules = {json.dumps(errors.rules())};\n")
 
 
 def describe(app, page, template, context, doctree):
