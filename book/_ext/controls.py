@@ -16,8 +16,8 @@ import yaml
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-TEMPLATE = jinja2.Template(
-    Path(__file__).with_suffix(".html").read_text("utf-8"),
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
 )  # fmt: skip
 
@@ -29,21 +29,26 @@ class Controls(SphinxDirective):
     required_arguments = 1
 
     def run(self):
-        return self.rendered("controls", id=self.arguments[0])
+        return self.show("controls", id=self.arguments[0])
 
-    def rendered(self, kind, **more):
+    def show(self, kind, **more):
         try:
             told = yaml.safe_load("\n".join(self.content))
         except yaml.YAMLError as error:
             raise self.error(f"not YAML: {error}") from error
-        return [raw(TEMPLATE.render(kind=kind, told=told, json=json.dumps, **more))]
+        return [rendered("controls.html", kind=kind, told=told, json=json.dumps, **more)]
 
 
 class Phrases(Controls):
     required_arguments = 0
 
     def run(self):
-        return self.rendered("phrases")
+        return self.show("phrases")
+
+
+def rendered(template, **gaps):
+    """A template of this folder, filled, as a node."""
+    return raw(TEMPLATES.get_template(template).render(gaps))
 
 
 def raw(html):

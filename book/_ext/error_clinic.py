@@ -58,12 +58,8 @@ class Anchors(SphinxTransform):
             for section, error in zip(sections, wanted, strict=True):
                 name_section(self.document, section, error.id)
         elif self.env.docname.startswith("notebooks/"):  # a recorded run may be older
-            LOGGER.warning(
-                "%d sections for %d entries: run make refresh",
-                len(sections),
-                len(wanted),
-                location=self.env.docname,
-            )
+            told = f"{len(sections)} sections for {len(wanted)} entries: run make refresh"
+            LOGGER.warning(told, location=self.env.docname)
 
 
 def name_section(document, section, name):
