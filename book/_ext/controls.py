@@ -5,84 +5,50 @@ folded parts, which have a legend and fields, too. A field has a
 ``name`` (that of the setting in the page's script and in links), a ``label``, and either
 ``options``, or ``value`` with the limits ``from`` and ``to``. An option may ``set`` other fields;
 ``if`` says for which options a field is there. The directive ``phrases`` takes a YAML mapping of
-names to sentences with ``{gaps}``.
+names to sentences with ``{gaps}``. What they write is in controls.html.
 """
 
 import json
-from html import escape
+from pathlib import Path
 
+import jinja2
 import yaml
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-NUMBER = """<input type="text" inputmode="decimal" id="{id}" data-name="{name}" {kind}
- data-from="{from}" data-to="{to}" value="{value}" aria-describedby="{id}-error"
- autocomplete="off" spellcheck="false" maxlength="24">
-<input type="range" data-slider="{name}" min="0" max="200" aria-labelledby="{id}-label">"""
-SELECT = '<select id="{id}" data-name="{name}" aria-describedby="{id}-error">'
-OPTION = '<option value="{value}" data-set="{set}"{chosen}>{text}</option>'
-CONTROL = '<div class="control" data-if="{if}"><label id="{id}-label" for="{id}">{label}</label>'
-ERROR = '<p class="control-error" id="{id}-error" data-error="{name}" hidden></p></div>'
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+)  # fmt: skip
 
 
-class Yaml(SphinxDirective):
-    has_content = True
-
-    def read(self):
-        try:
-            return yaml.safe_load("\n".join(self.content))
-        except yaml.YAMLError as error:
-            raise self.error(f"not YAML: {error}") from error
-
-
-class Controls(Yaml):
+class Controls(SphinxDirective):
     """``controls``: a fieldset; its argument is the first part of every ``id``."""
 
+    has_content = True
     required_arguments = 1
 
     def run(self):
-        form = self.form(self.read(), "legend")
-        return [raw(f'<fieldset class="controls" hidden>{form}</fieldset>')]
+        return self.show("controls", id=self.arguments[0])
 
-    def form(self, form, tag):
-        html = f"<{tag}>{escape(form['legend'])}</{tag}>"
-        for field in form["fields"]:
-            html += control({"id": f"{self.arguments[0]}-{field['name']}", "if": "", **field})
-        for more in form.get("more", []):
-            inside = self.form(more, "summary")
-            html += f'<details data-if="{escape(more.get("if", ""))}">{inside}</details>'
-        return html
+    def show(self, kind, **more):
+        try:
+            told = yaml.safe_load("\n".join(self.content))
+        except yaml.YAMLError as error:
+            raise self.error(f"not YAML: {error}") from error
+        return [rendered("controls.html", kind=kind, told=told, json=json.dumps, **more)]
 
 
-def control(field):
-    attributes = escaped(field)
-    html = CONTROL.format(**attributes)
-    if "options" in field:
-        html += SELECT.format(**attributes)
-        for option in field["options"]:
-            chosen = " selected" if option["value"] == field.get("value") else ""
-            settings = json.dumps(option.get("set", {}))
-            html += OPTION.format(**escaped(option | {"set": settings}), chosen=chosen)
-        html += "</select>"
-    else:
-        kinds = [f'data-{kind}="yes"' for kind in ("whole", "count") if kind in field]
-        html += NUMBER.format(kind=" ".join(kinds), **attributes)
-    if "hint" in field:
-        html += '<p class="control-hint">{hint}</p>'.format(**attributes)
-    return html + ERROR.format(**attributes)
+class Phrases(Controls):
+    required_arguments = 0
 
-
-def escaped(values):
-    return {key: escape(str(value)) for key, value in values.items()}
-
-
-class Phrases(Yaml):
     def run(self):
-        spans = [
-            '<span data-phrase="{}">{}</span>'.format(*map(escape, pair))
-            for pair in self.read().items()
-        ]
-        return [raw(f"<div hidden>{''.join(spans)}</div>")]
+        return self.show("phrases")
+
+
+def rendered(template, **gaps):
+    """A template of this folder, filled, as a node."""
+    return raw(TEMPLATES.get_template(template).render(gaps))
 
 
 def raw(html):

@@ -58,12 +58,8 @@ class Anchors(SphinxTransform):
             for section, error in zip(sections, wanted, strict=True):
                 name_section(self.document, section, error.id)
         elif self.env.docname.startswith("notebooks/"):  # a recorded run may be older
-            LOGGER.warning(
-                "%d sections for %d entries: run make refresh",
-                len(sections),
-                len(wanted),
-                location=self.env.docname,
-            )
+            told = f"{len(sections)} sections for {len(wanted)} entries: run make refresh"
+            LOGGER.warning(told, location=self.env.docname)
 
 
 def name_section(document, section, name):
@@ -182,9 +178,7 @@ def write_rules(app, env):
         folder = Path(app.outdir, "_static")
         folder.mkdir(parents=True, exist_ok=True)
         # A script and not data: a page that is opened as a file may not read another file.
-        rules = {"errorRules": errors.rules(), "dumpRules": errors.page("flight_recorder")}
-        texts = [f"const {name} = {json.dumps(data)};\n" for name, data in rules.items()]
-        (folder / RULES).write_text("".join(texts))
+        (folder / RULES).write_text(f"const errorRules = {json.dumps(errors.rules())};\n")
 
 
 def describe(app, page, template, context, doctree):

@@ -1,9 +1,10 @@
 """The landing page, read from the repository when the site is built.
 
 The directive ``rungs`` is the ladder of ``rungs/ladder.toml``: what each rung needs for one model,
-and its program with the lines marked that it adds; radio buttons choose, without a script.
-``chapters`` is the README's table of chapters and questions, ``explained`` a log and what the error
-clinic says to it; the role ``count`` counts the chapters or the errors.
+and its program with the lines marked that it adds; radio buttons choose, without a script. Its
+markup is in landing.html. ``chapters`` is the README's table of chapters and questions,
+``explained`` a log and what the error clinic says to it; the role ``count`` counts the chapters or
+the errors.
 """
 
 import difflib
@@ -12,7 +13,7 @@ import tomllib
 from html import escape
 from pathlib import Path
 
-from controls import raw
+from controls import raw, rendered
 from docutils import nodes
 from error_clinic import LINK, moved, note_catalogue
 from sphinx.util.docutils import SphinxDirective, SphinxRole
@@ -20,16 +21,6 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from torchclinic import errors, will_it_fit
 from torchladder.showing import COLORS
 
-SINCE = """<label class="since"><input type="checkbox">
-Compare with rung 1, not with the rung before</label>"""
-# The chosen rung's panel alone is shown.
-STYLE = """<style>.ladder:has(#rung-{0}:checked) .rung-panel[data-rung="{0}"] {{ display: block }}
-</style>"""
-ROW = """<input type="radio" name="rung" id="rung-{name}"{chosen}>
-<label class="ladder-row" for="rung-{name}" data-rung="{name}" style="--rung: {color}">
-<span><b>{number}</b> {title}</span><span>{lines}</span>
-<span style="--share: {memory:.3f}">{gigabytes} GB</span>
-<span style="--share: {time:.3f}">{seconds} s</span></label>"""
 # What the page calculates with: GPT-2 XL, and A100s with 40 GB in PCIe 3.0 slots.
 MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
 BATCH = 8
@@ -86,12 +77,8 @@ class Rungs(SphinxDirective):
             file = Path(self.env.app.srcdir, "rungs", rung["program"])
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
-        words = ["Rung", "New lines", "Memory, at least", f"Time for {BATCH} sequences"]
-        head = "".join(f"<span>{word}</span>" for word in words)
-        html = "".join(STYLE.format(rung["name"]) for rung in rungs)
-        html += f'<fieldset class="ladder"><p class="ladder-row" aria-hidden="true">{head}</p>'
-        pairs = zip(rungs, [rungs[0], *rungs], strict=False)
-        parts = [raw(html + "".join(row(*pair) for pair in pairs) + SINCE)]
+        rows = [row(*pair) for pair in zip(rungs, [rungs[0], *rungs], strict=False)]
+        parts = [rendered("landing.html", rungs=rows, batch=BATCH)]
         for number, rung in enumerate(rungs):
             parts += self.panel(rung, {"before": rungs[max(0, number - 1)], "first": rungs[0]})
         return [*parts, raw("</fieldset>")]
@@ -111,15 +98,12 @@ class Rungs(SphinxDirective):
 
 
 def row(rung, below):
+    """A rung and its numbers in the ladder."""
     nbytes, seconds = needs(rung["name"])
-    gigabytes, shown = round(nbytes / 1e9), f"{seconds:.0f}" if seconds > 9 else f"{seconds:.2g}"
     _title, *lines = rung["text"].splitlines()
     added = sum(line[0] == "+" for line in new_lines(below["text"].splitlines()[1:], lines))
-    numbers = {"gigabytes": gigabytes, "memory": gigabytes / 40}  # of an A100
-    numbers |= {"seconds": shown, "time": min(1, seconds / 2)}
-    chosen = " checked" if rung["name"] == "ddp" else ""
-    lines = f"+{added}" if added else len(lines) + 1
-    return ROW.format(**rung, **numbers, lines=lines, chosen=chosen)
+    numbers = {"lines": f"+{added}" if added else len(lines) + 1, "gigabytes": round(nbytes / 1e9)}
+    return rung | numbers | {"seconds": seconds}
 
 
 class Chapters(SphinxDirective):

@@ -15,7 +15,6 @@ from docutils import nodes
 from sphinx.addnodes import only, pending_xref, toctree
 
 INDEX = "search_index.js"
-SPHINX_ONLY = ("searchindex.js", "_static/searchtools.js", "_static/language_data.js")
 TEXTS = (nodes.paragraph, nodes.math_block, nodes.title, nodes.rubric)
 NO_TEXT = (nodes.section, nodes.comment, toctree)
 # What a section counts by its page and anchor, the first that fits: some repeat what others say.
@@ -28,6 +27,23 @@ WEIGHTS = {
 # Not to be read, or drawn
 HIDDEN = re.compile(r"(?s)<(style|script|svg)\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
+# What search.js says, with gaps.
+WORDS = {
+    "some": "Sections: {count}",
+    "part": "No section has all of these words; {count} have most of them.",
+    "none": "Nothing has the words “{query}”.",
+    "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
+    "fewer": "Try fewer words, or other ones.",
+    "paste": "Is it an error? Then {box}: it also knows messages of which parts differ.",
+    "box": "paste it, or your whole log, into the error clinic",
+    "all": "All {count} sections",
+    "rest": "More",
+    "known": "the error clinic knows this message",
+    "chapters": "Chapters",
+    "errors": "Errors",
+    "glossary": "Glossary",
+    "tools": "Tools and other pages",
+}
 
 
 def sections(app):
@@ -76,15 +92,11 @@ def blocks(node, app):
         elif isinstance(child, TEXTS):
             yield seen(child)
         elif isinstance(child, nodes.row):
-            yield row(child)
+            yield " · ".join(map(seen, child))
         elif child.get("nb_element") == "mime_bundle":
             yield from blocks(next((c for c in child if "html" in c["mime_type"]), child[0]), app)
         elif not is_table_of_errors(child):
             yield from blocks(child, app)
-
-
-def row(node):
-    return " · ".join(map(seen, node))
 
 
 def is_table_of_errors(node):
@@ -114,30 +126,9 @@ def code(block):
 def write_index(app, exception):
     """As a script; the words that search.js puts around what it finds come with it."""
     if exception is None and app.builder.name == "html":
-        index = {"words": phrases(), "pages": list(sections(app))}
+        index = {"words": WORDS, "pages": list(sections(app))}
         text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
         Path(app.outdir, "_static", INDEX).write_text(f"const searchIndex = {text};\n", "utf-8")
-        for file in SPHINX_ONLY:
-            Path(app.outdir, file).unlink(missing_ok=True)
-
-
-def phrases():
-    return {
-        "some": "Sections: {count}",
-        "part": "No section has all of these words; {count} have most of them.",
-        "none": "Nothing has the words “{query}”.",
-        "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
-        "fewer": "Try fewer words, or other ones.",
-        "paste": "Is it an error? Then {box}: it also knows messages of which parts differ.",
-        "box": "paste it, or your whole log, into the error clinic",
-        "all": "All {count} sections",
-        "rest": "More",
-        "known": "the error clinic knows this message",
-        "chapters": "Chapters",
-        "errors": "Errors",
-        "glossary": "Glossary",
-        "tools": "Tools and other pages",
-    }
 
 
 def without_sphinx(app):

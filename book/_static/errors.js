@@ -5,6 +5,8 @@
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
+  // How a dump of PyTorch's flight recorder begins, JSON or a pickle, in so many letters.
+  const DUMP = /^(\s*\{|\ufffd\x02\})(?=.*version).*(entries|pg_config)/s, START = 4096;
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
 [rank0]:   File "predict.py", line 12, in <module>
 [rank0]:     model.load_state_dict(torch.load("best.pt"))
@@ -85,15 +87,19 @@
     return program ? phrase("other", { program }) : phrase(ids.length ? "none-near" : "none");
   }
 
-  function showAnswer() {
-    const text = log.value;
-    if (text === answered) return;
-    answered = text;
-    if (isDump(new TextEncoder().encode(text))) return showDumps(pasted(text));
+  /** Shows what is found in a text, and returns what to say of it. */
+  function answerTo(text) {
+    found.replaceChildren();
+    if (!text.trim()) return "";
+    if (DUMP.test(text.slice(0, START))) return phrase("dumps");
     const matches = find(text);
-    if (!text.trim()) found.replaceChildren();
-    const says = !text.trim() ? "" : matches.length ? showFound(text, matches) : showNearest(text);
-    one("#log-says").textContent = says;
+    return matches.length ? showFound(text, matches) : showNearest(text);
+  }
+
+  function showAnswer() {
+    if (log.value === answered) return;
+    answered = log.value;
+    one("#log-says").textContent = answerTo(answered);
   }
 
   let waiting;
@@ -111,30 +117,11 @@
   });
   log.after(example);
 
-  // --- dumps of the flight recorder: files, or JSON in the field, one rank after the other ---
-
-  const { isDump, read, compare, absentText } = flightRecorder(dumpRules);
-  const pasted = (text) => text.trim().split(/\n(?=\{)/).map((dump, rank) => [`rank ${rank}`, new TextEncoder().encode(dump)]);
-
-  function showDumps(contents) {
-    found.replaceChildren();
-    try {
-      const [ranks, absent] = read(contents);
-      const findings = compare(ranks);
-      found.append(...findings.flatMap(({ says, lines }) =>
-        [make("h2", "", says), make("ul", "dump-lines", ...lines.map((line) => make("li", "", line)))]));
-      const [{ entry, says }] = findings;
-      if (entry) found.append(make("ol", "matches", answer(entry, "error", make("p", "", says))));
-      one("#log-says").textContent = absent.length ? absentText(absent) : "";
-    } catch (error) { // which of the dumps is unfit
-      one("#log-says").textContent = error.message;
-    }
-  }
+  // --- files, whose text comes into the field ---
 
   async function showFiles(files) {
-    const contents = await Promise.all([...files].map(async (file) => [file.name, new Uint8Array(await file.arrayBuffer())]));
-    if (contents.some(([, bytes]) => isDump(bytes))) return showDumps(contents);
-    log.value = contents.map(([, bytes]) => new TextDecoder().decode(bytes)).join("\n");
+    const texts = await Promise.all([...files].map((file) => file.text()));
+    log.value = texts.join("\n");
     showAnswer();
   }
 

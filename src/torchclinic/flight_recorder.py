@@ -3,7 +3,6 @@
 A dump holds the last collectives of one rank: a pickle of plain data, or JSON, which lacks the
 stacks. Nearly every hang has one cause: a rank did not make a call that the others made, or made
 it with something else. So the calls of all ranks are compared, group by group, by their number.
-The site's flight_recorder.js does the same in the browser.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import ClassVar
 
 from torchclinic import UserError, errors, printable
 
-SHARED = errors.page("flight_recorder")  # with flight_recorder.js
+KNOWN = errors.page("flight_recorder")
 
 
 class _Texts(dict):
@@ -34,7 +33,7 @@ class _Data(pickle._Unpickler):
 
     dispatch: ClassVar = {
         code: pickle._Unpickler.dispatch[code]
-        for code in (getattr(pickle, step)[0] for step in SHARED["steps"])
+        for code in (getattr(pickle, step)[0] for step in KNOWN["steps"])
     }
 
     def load_texts(self) -> None:
@@ -50,7 +49,7 @@ def dumps_in(paths: list[str]) -> dict[str, bytes]:
     """The content by name of the dumps in a folder, or of the files; none if it is no dumps."""
     files = [Path(path) for path in paths if path]
     if len(files) == 1 and files[0].is_dir():
-        named = [f for f in sorted(files[0].iterdir()) if re.search(SHARED["rank"], f.name)]
+        named = [f for f in sorted(files[0].iterdir()) if re.search(KNOWN["rank"], f.name)]
         files = list(filter(_begins_as_dump, named))
     return {str(f): f.read_bytes() for f in files} if any(map(_begins_as_dump, files)) else {}
 
@@ -72,7 +71,7 @@ def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
     """Each rank's calls, from the dumps' contents by name; and the ranks that have no dump."""
     ranks, names, known = {}, {}, set()
     for name, content in contents.items():
-        if not (found := re.search(SHARED["rank"], name)):
+        if not (found := re.search(KNOWN["rank"], name)):
             raise _error("nameless", name=name)
         if (rank := int(found[1])) in ranks:
             raise _error("twice", name=names[rank], other=name, ranks=_ranks([rank]))
@@ -91,7 +90,7 @@ def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
 
 
 def _error(word: str, **gaps: object) -> UserError:
-    return UserError(SHARED["input"][word].format(**gaps))
+    return UserError(KNOWN["input"][word].format(**gaps))
 
 
 def _load(name: str, content: bytes) -> dict:
@@ -127,13 +126,13 @@ def _call(entry: dict) -> dict:
     size += map(_text, entry["input_dtypes"])
     frames = entry.get("frames", [])
     frames = [(_text(f["filename"]), int(_number(f["line"]))) for f in frames]
-    yours = [(f, n) for f, n in frames if not re.search(SHARED["not_yours"], f)] or frames
-    place = [f" at {re.split(SHARED['slash'], file)[-1]}:{line}" for file, line in yours[:1]]
+    yours = [(f, n) for f, n in frames if not re.search(KNOWN["not_yours"], f)] or frames
+    place = [f" at {re.split(KNOWN['slash'], file)[-1]}:{line}" for file, line in yours[:1]]
     return {
         "op": op, "text": op + "".join(place), "p2p": entry.get("is_p2p") is True,
         "group": name if description in ("", "undefined") else description,
         "number": int(_number(entry["collective_seq_id"])),
-        "size": " ".join(size) if op in SHARED["same_size"] else "",
+        "size": " ".join(size) if op in KNOWN["same_size"] else "",
         "seconds": _number(entry["time_created_ns"]) / 1e9,
         "limit": _number(entry.get("timeout_ms", 1_800_000)) / 1e3,
         "ended": entry["state"] == "completed" or entry.get("retired") is True,
@@ -177,7 +176,7 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
             told = found.get(call["group"])
             stuck = not call["ended"] if call["p2p"] else told and call["number"] >= told["number"]
             word = "in" if stuck else "after"
-        return SHARED["line"][word if call else "never"].format(**call or {})
+        return KNOWN["line"][word if call else "never"].format(**call or {})
 
     for name, told in found.items():
         kind, said = told["kind"], {}
@@ -186,9 +185,9 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
             word = "in" if kind == "skipped" and rank in told["ranks"] else kind
             said[rank] = where(rank, call and call | {"then": then and then["text"]}, word)
         gaps = told | {"group": name, "ranks": _ranks(told["ranks"]).capitalize()}
-        told["says"] = SHARED["says"][kind].format(**gaps)
-        told |= {"entry": SHARED["entry"][kind], "lines": _lines(said)}
-    same = {"kind": "same", "says": SHARED["says"]["same"]}
+        told["says"] = KNOWN["says"][kind].format(**gaps)
+        told |= {"entry": KNOWN["entry"][kind], "lines": _lines(said)}
+    same = {"kind": "same", "says": KNOWN["says"]["same"]}
     same["lines"] = _lines({rank: where(rank) for rank in ranks})
     return sorted(found.values(), key=lambda told: told["seconds"]) or [same]
 
@@ -235,7 +234,7 @@ def _ranks(ranks: list[int]) -> str:
 
 def explain(found: list[dict], absent: list[int]) -> str:
     """What `compare` has found, for a terminal, and what the clinic says of the first."""
-    told = [SHARED["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
+    told = [KNOWN["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
     told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
     if entry := errors.catalogue().get(found[0].get("entry")):
         told += [errors._filled("Do:", entry.fix), errors._more(entry)]
