@@ -16,7 +16,7 @@ REPORTS := _build/reports
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-oldest test-long bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-hosted test-oldest test-long bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,20 @@ pack: venv  ## put what a machine without network needs to be recorded into dist
 
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist/kaggle
 	$(BIN)/python tools/hosted_notebooks.py
+
+# With its versions and variables, a home and a folder of their own, and no network. Kaggle has Python 3.12, Colab 3.13:
+# make test-hosted HOST=colab PYTHON=python3.13
+HOST ?= kaggle
+HOSTED := $(CURDIR)/_build/$(HOST)
+test-hosted: venv  ## run these notebooks with what HOST has, kaggle or colab: 7 GB, a quarter of an hour; needs Debian's data
+	$(PYTHON) -m venv .venv-$(HOST)
+	.venv-$(HOST)/bin/pip install --quiet -r tools/$(HOST).txt
+	rm -rf $(HOSTED)
+	$(BIN)/python tools/hosted_notebooks.py $(HOSTED)
+	cd $(HOSTED) && env -i HOME=$(HOSTED) PATH="$(CURDIR)/.venv-$(HOST)/bin:/usr/bin:/bin:/usr/sbin:/sbin" LANG=C.UTF-8 \
+	PYTHONPATH=/env/python COLAB_RELEASE_TAG=none $(if $(filter kaggle,$(HOST)),KAGGLE_KERNEL_RUN_TYPE=Batch) \
+	TQDM_DISABLE=1 OMP_NUM_THREADS=1 unshare --map-root-user --net sh -c 'ip link set lo up; exec "$$@"' sh \
+	python -m pytest -c /dev/null -p no:cacheprovider -q --nbval-lax --nbval-current-env --nbval-cell-timeout=300 $(or $(ONLY),.)
 
 test-oldest:  ## test and test-site on the oldest torch supported, in .venv-oldest; needs Chromium
 	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package" test test-site
