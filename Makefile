@@ -110,7 +110,7 @@ test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
 
-bench: $(VENV)/tested  ## measure the book's tools against their peers; minutes, on a quiet machine
+bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minutes, or GROUPS="loop kills"; on a quiet machine
 	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(GROUPS)
 
 # In an environment of its own, which needs no PyTorch.

@@ -17,6 +17,7 @@ from results import Result
 from torch import nn
 
 STEPS, BATCH_SIZE = 200, 16
+REPEATS = 100
 PEERS = ("accelerate", "Lightning Fabric", "Lightning Trainer")
 
 
@@ -118,7 +119,7 @@ def trainer_block():
     return block
 
 
-def seconds_of_blocks(repeats):
+def seconds_of_blocks():
     """For each side, the seconds of its blocks; the first of each is not counted."""
     blocks = {"torchladder": by_torchladder, "by hand": by_hand}
     makers = (accelerate_block, fabric_block, trainer_block)
@@ -127,7 +128,7 @@ def seconds_of_blocks(repeats):
     batches = list(zip(images, torch.randint(10, (STEPS, BATCH_SIZE)), strict=True))
     parts = {side: new_parts() for side in blocks}
     seconds = {side: [] for side in blocks}
-    for repeat in range(1 + repeats):
+    for repeat in range(1 + REPEATS):
         # There and back: what follows the Trainer's block finds cold caches.
         for side in list(blocks)[:: -1 if repeat % 2 else 1]:
             seconds[side].append(blocks[side](*parts[side], batches))
@@ -137,9 +138,9 @@ def seconds_of_blocks(repeats):
     return {side: runs[1:] for side, runs in seconds.items()}
 
 
-def measure(full=True):
+def measure():
     torch.set_num_threads(1)
-    seconds = seconds_of_blocks(100 if full else 15)
+    seconds = seconds_of_blocks()
     ours, by_hand = seconds["torchladder"], seconds["by hand"]
 
     def microseconds(*sides):
