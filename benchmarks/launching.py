@@ -17,7 +17,7 @@ from statistics import median
 
 from results import Result
 
-ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = Path(__file__).resolve().parent.parent / "notebooks" / "09_rung_4_distributed.ipynb"
 ROUNDS, LATER = 3, 4
 
 
@@ -93,17 +93,13 @@ PEERS = {
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def import_cell():
-    """The first code cell of the chapter on DDP."""
+def times(name):
+    """Seconds of the first call and of `LATER` others, after the chapter's import cell."""
     import nbformat
 
-    notebook = nbformat.read(ROOT / "notebooks" / "09_rung_4_distributed.ipynb", as_version=4)
-    return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
-
-
-def times(name):
-    """Seconds of the first call and of `LATER` others, in this process."""
-    cell, call = import_cell(), PEERS.get(name, launch)
+    notebook = nbformat.read(CHAPTER, as_version=4)
+    cell = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    call = PEERS.get(name, launch)
     if call != launch:  # they have no fork server to start
         cell = re.sub(r".*\bwarm_up\(\).*", "", cell)
     exec(cell, {})
