@@ -28,27 +28,24 @@ def make_ddp_checkpoint(path: Path, gigabytes: float, keys: int = 40) -> None:
     torch.save({"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}, path)
 
 
-def run_measured(program: str) -> dict[str, float]:
-    """Run Python code in a new process: seconds of the statements after ``START``, peak memory."""
+def run_measured(program: str) -> tuple[float, float]:
+    """Run Python code in a new process: seconds after ``START``, and megabytes at the peak."""
     program = program.replace("START", "import time; START = time.perf_counter()")
     program += "\nprint(time.perf_counter() - START)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as p:
         peak = 0
         while p.poll() is None:
-            peak = max(peak, anonymous_memory(p.pid))
+            peak = max(peak, anonymous_bytes(p.pid))
             time.sleep(0.02)
         printed = p.stdout.read()
     if p.returncode:
         raise RuntimeError(f"exit status {p.returncode}")
-    return {"seconds": float(printed), "peak_bytes": peak}
+    return float(printed), peak / 1e6
 
 
-def anonymous_memory(pid: int) -> int:
-    """Bytes of memory that a process holds and that are no file's."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
+def anonymous_bytes(pid: int) -> int:
+    """Bytes of memory that a process holds and that are no file's; 0 if it has just ended."""
+    status = Path(f"/proc/{pid}/status").read_text()
     return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if "RssAnon" in line)
 
 
@@ -61,10 +58,8 @@ def measure_inspect(folder: Path, gigabytes: float = 5) -> list[Result]:
         "from torchclinic.checkpoint_files import inspect_checkpoint\n"
         f"assert len(repr(inspect_checkpoint({str(path)!r}))) > 0"
     )
-    measured = [run_measured(program) for _ in range(RUNS)]
+    seconds, peaks = zip(*(run_measured(program) for _ in range(RUNS)), strict=True)
     path.unlink()
-    seconds = [run["seconds"] for run in measured]
-    peaks = [run["peak_bytes"] / 1e6 for run in measured]
     what = f"Inspecting a file of {gigabytes:g} GB"
     return [
         Result.of_runs(f"{what}: seconds", seconds),
@@ -92,8 +87,8 @@ def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
             os.sync()
             both.append(run_measured(start + program))
             target.unlink()
-        pairs.append([run["seconds"] for run in both])
-        peaks.append(both[0]["peak_bytes"] / 1e6)
+        pairs.append([seconds for seconds, _ in both])
+        peaks.append(both[0][1])
     source.unlink()
     what = f"Fixing a DDP checkpoint of {gigabytes:g} GB, to {to}"
     detail = "{:.1f} s against {:.1f} s".format(*map(median, zip(*pairs, strict=True)))

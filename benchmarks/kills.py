@@ -32,7 +32,7 @@ def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str
         ``kills``; ``lost``, how often the last file that was reported saved, or a later one, was
         not there whole; ``files checked``; ``half-written files``, those that a kill left behind.
     """
-    result = {"kills": 0, "lost": 0, "files checked": 0, "half-written files": 0}
+    result = {"kills": count, "lost": 0, "files checked": 0, "half-written files": 0}
     wait, context = random.Random(seed), multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torchladder.checkpoint"])  # imports torch but once
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,6 @@ def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str
                 while True:
                     saved = told.recv()
             files = [*checkpoint.files_in(folder), *Path(folder).glob("best.pt")]
-            result["kills"] += 1
             result["lost"] += not all(map(is_right, files)) or newest_step(folder) < saved
             result["files checked"] += len(files)
             # Of this kill: the next save removes it.
