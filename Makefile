@@ -93,7 +93,7 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist
 # make test-hosted HOST=colab PYTHON=python3.13
 HOST ?= kaggle
 HOSTED := $(CURDIR)/_build/$(HOST)
-test-hosted: venv  ## run these notebooks with what HOST has, kaggle or colab: 7 GB, a quarter of an hour; needs Debian's data
+test-hosted: venv  ## run them with the versions of HOST=kaggle or colab: 5 GB, a quarter of an hour; needs Debian's Fashion-MNIST
 	$(PYTHON) -m venv .venv-$(HOST)
 	.venv-$(HOST)/bin/pip install --quiet -r tools/$(HOST).txt
 	rm -rf $(HOSTED)
