@@ -18,7 +18,7 @@ BOOK = $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-oldest test-long bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site quick lint notebooks package refresh record pack kaggle test-hosted test-oldest test-long bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,20 @@ pack: venv  ## put what a machine without network needs to be recorded into dist
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist/kaggle
 	$(BIN)/python tools/hosted_notebooks.py
 
+# With its versions and variables, a home and a folder of their own, and no network. Kaggle has Python 3.12, Colab 3.13:
+# make test-hosted HOST=colab PYTHON=python3.13
+HOST ?= kaggle
+HOSTED := $(CURDIR)/_build/$(HOST)
+test-hosted: venv  ## run them with the versions of HOST=kaggle or colab: 5 GB, a quarter of an hour; needs Debian's Fashion-MNIST
+	$(PYTHON) -m venv .venv-$(HOST)
+	.venv-$(HOST)/bin/pip install --quiet -r tools/$(HOST).txt
+	rm -rf $(HOSTED)
+	$(BIN)/python tools/hosted_notebooks.py $(HOSTED)
+	cd $(HOSTED) && env -i HOME=$(HOSTED) PATH="$(CURDIR)/.venv-$(HOST)/bin:/usr/bin:/bin:/usr/sbin:/sbin" LANG=C.UTF-8 \
+	PYTHONPATH=/env/python COLAB_RELEASE_TAG=none $(if $(filter kaggle,$(HOST)),KAGGLE_KERNEL_RUN_TYPE=Batch) \
+	TQDM_DISABLE=1 OMP_NUM_THREADS=1 unshare --map-root-user --net sh -c 'ip link set lo up; exec "$$@"' sh \
+	python -m pytest -c /dev/null -p no:cacheprovider -q --nbval-lax --nbval-current-env --nbval-cell-timeout=300 $(or $(ONLY),.)
+
 test-oldest:  ## test and test-site on the oldest torch supported, in .venv-oldest; needs Chromium
 	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package" test test-site
 
@@ -99,7 +113,7 @@ test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
 
-bench: $(VENV)/tested  ## measure the book's tools against their peers; minutes, on a quiet machine
+bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minutes, or GROUPS="loop kills"; on a quiet machine
 	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(GROUPS)
 
 # In an environment of its own, which needs no PyTorch.

@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from pathlib import Path
 from statistics import median
 
 from results import Result
 
-RUNS, QUICK_RUNS = 5, 3
+RUNS = 5
 
 
 def make_ddp_checkpoint(path: Path, gigabytes: float, keys: int = 40) -> None:
@@ -28,37 +28,28 @@ def make_ddp_checkpoint(path: Path, gigabytes: float, keys: int = 40) -> None:
     torch.save({"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}, path)
 
 
-def run_measured(program: str) -> dict[str, float]:
-    """Run Python code in a new process: seconds of the statements after ``START``, peak memory."""
+def run_measured(program: str) -> tuple[float, float]:
+    """Run Python code in a new process: seconds after ``START``, and megabytes at the peak."""
     program = program.replace("START", "import time; START = time.perf_counter()")
     program += "\nprint(time.perf_counter() - START)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as p:
-        peak, over = [0], threading.Event()
-
-        def poll() -> None:
-            while not over.wait(0.02):
-                peak[0] = max(peak[0], anonymous_memory(p.pid))
-
-        watch = threading.Thread(target=poll)
-        watch.start()
-        printed = p.communicate()[0]
-        over.set()
-        watch.join()
+        peak = 0
+        while p.poll() is None:
+            peak = max(peak, anonymous_bytes(p.pid))
+            time.sleep(0.02)
+        printed = p.stdout.read()
     if p.returncode:
         raise RuntimeError(f"exit status {p.returncode}")
-    return {"seconds": float(printed), "peak_bytes": peak[0]}
+    return float(printed), peak / 1e6
 
 
-def anonymous_memory(pid: int) -> int:
-    """Bytes of memory that a process holds and that are no file's."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
+def anonymous_bytes(pid: int) -> int:
+    """Bytes of memory that a process holds and that are no file's; 0 if it has just ended."""
+    status = Path(f"/proc/{pid}/status").read_text()
     return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if "RssAnon" in line)
 
 
-def measure_inspect(folder: Path, gigabytes: float, runs: int) -> list[Result]:
+def measure_inspect(folder: Path, gigabytes: float = 5) -> list[Result]:
     """Inspect a large file in a new process, which imports what it needs in that time, too."""
     path = folder / "inspected.pt"
     make_ddp_checkpoint(path, gigabytes)
@@ -67,10 +58,8 @@ def measure_inspect(folder: Path, gigabytes: float, runs: int) -> list[Result]:
         "from torchclinic.checkpoint_files import inspect_checkpoint\n"
         f"assert len(repr(inspect_checkpoint({str(path)!r}))) > 0"
     )
-    measured = [run_measured(program) for _ in range(runs)]
+    seconds, peaks = zip(*(run_measured(program) for _ in range(RUNS)), strict=True)
     path.unlink()
-    seconds = [run["seconds"] for run in measured]
-    peaks = [run["peak_bytes"] / 1e6 for run in measured]
     what = f"Inspecting a file of {gigabytes:g} GB"
     return [
         Result.of_runs(f"{what}: seconds", seconds),
@@ -78,7 +67,7 @@ def measure_inspect(folder: Path, gigabytes: float, runs: int) -> list[Result]:
     ]
 
 
-def measure_fix(folder: Path, to: str, gigabytes: float, runs: int) -> list[Result]:
+def measure_fix(folder: Path, to: str, gigabytes: float = 4) -> list[Result]:
     """Fix a DDP checkpoint, until it is on the disk, and copy it with ``cp``, in turns.
 
     Both from a new process that has imported the same: on a virtual machine, memory that has been
@@ -92,14 +81,14 @@ def measure_fix(folder: Path, to: str, gigabytes: float, runs: int) -> list[Resu
     copy = f"subprocess.run(['cp', {str(source)!r}, {str(target)!r}], check=True)"
     fix = f"fix_checkpoint({str(source)!r}, {str(target)!r})"
     pairs, peaks = [], []
-    for _ in range(runs):
+    for _ in range(RUNS):
         both = []
         for program in (fix, copy):
             os.sync()
             both.append(run_measured(start + program))
             target.unlink()
-        pairs.append([run["seconds"] for run in both])
-        peaks.append(both[0]["peak_bytes"] / 1e6)
+        pairs.append([seconds for seconds, _ in both])
+        peaks.append(both[0][1])
     source.unlink()
     what = f"Fixing a DDP checkpoint of {gigabytes:g} GB, to {to}"
     detail = "{:.1f} s against {:.1f} s".format(*map(median, zip(*pairs, strict=True)))
@@ -109,11 +98,10 @@ def measure_fix(folder: Path, to: str, gigabytes: float, runs: int) -> list[Resu
     ]
 
 
-def measure(full: bool = True) -> list[Result]:
-    runs = RUNS if full else QUICK_RUNS
+def measure() -> list[Result]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results = measure_inspect(folder, 5 if full else 0.5, runs)
-        for to in ("torch", "safetensors") if full else ("torch",):
-            results += measure_fix(folder, to, 4 if full else 0.5, runs)
+        results = measure_inspect(folder)
+        for to in ("torch", "safetensors"):
+            results += measure_fix(folder, to)
     return results

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import os
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from results import Result
@@ -34,30 +32,27 @@ def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str
         ``kills``; ``lost``, how often the last file that was reported saved, or a later one, was
         not there whole; ``files checked``; ``half-written files``, those that a kill left behind.
     """
-    result = {"kills": 0, "lost": 0, "files checked": 0, "half-written files": 0}
-    wait = random.Random(seed)
-    command = [sys.executable, __file__]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            [*command, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as server,
-    ):
+    result = {"kills": count, "lost": 0, "files checked": 0, "half-written files": 0}
+    wait, context = random.Random(seed), multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torchladder.checkpoint"])  # imports torch but once
+    with tempfile.TemporaryDirectory() as folder:
         for _ in range(count):
-            print(file=server.stdin, flush=True)
-            pid = int(server.stdout.readline())
-            saved = int(server.stdout.readline())
+            told, tell = context.Pipe(duplex=False)
+            process = context.Process(target=save_for_ever, args=(folder, tell))
+            process.start()
+            tell.close()  # the other end is the process's alone
+            saved = told.recv()
             time.sleep(wait.uniform(0, longest))
-            os.kill(pid, signal.SIGKILL)
-            while (line := server.stdout.readline()) != "dead\n":
-                saved = int(line)
+            process.kill()
+            process.join()
+            with told, contextlib.suppress(EOFError):
+                while True:
+                    saved = told.recv()
             files = [*checkpoint.files_in(folder), *Path(folder).glob("best.pt")]
-            result["kills"] += 1
             result["lost"] += not all(map(is_right, files)) or newest_step(folder) < saved
             result["files checked"] += len(files)
             # Of this kill: the next save removes it.
             result["half-written files"] += len(list(Path(folder).glob(f".*{LEFTOVER}")))
-        server.stdin.close()
     return result
 
 
@@ -76,38 +71,21 @@ def newest_step(folder: str) -> int:
     return int(checkpoint.files_in(folder)[-1].stem.removeprefix("step_"))
 
 
-def serve(folder: str) -> None:
-    """For each line read, fork a process that saves until it dies; torch is imported but once."""
-    for _ in sys.stdin:
-        pid = os.fork()
-        if not pid:
-            try:
-                save_for_ever(folder)
-            finally:
-                os._exit(1)
-        os.waitpid(pid, 0)
-        print("dead", flush=True)
-
-
-def save_for_ever(folder: str) -> None:
+def save_for_ever(folder: str, tell: Connection) -> None:
+    """Save until this process is killed, and tell the step of each file that is saved."""
     model = nn.Linear(500, 500)
     parts = {"model": model, "average": copy.deepcopy(model)}
-    print(os.getpid(), flush=True)
     with contextlib.redirect_stderr(io.StringIO()):  # where it goes on is of no interest here
         step = (checkpoint.load(folder, parts) or {"step": 0})["step"]
     while True:
         step += 1
         nn.init.constant_(model.weight, step)
         checkpoint.save(folder, parts, step=step, best=step % 3 == 0)
-        print(step, flush=True)
+        tell.send(step)
 
 
-def measure(full: bool = True) -> list[Result]:
-    counted = kills(200 if full else 20)
+def measure() -> list[Result]:
+    counted = kills()
     lost, others = counted.pop("lost"), ", ".join(f"{n:,} {what}" for what, n in counted.items())
     what = f"Checkpoints lost by {counted['kills']} kills of a process that saves"
     return [Result(what, lost, lost, lost, counted["kills"], detail=others)]
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -17,7 +17,7 @@ from statistics import median
 
 from results import Result
 
-ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = Path(__file__).resolve().parent.parent / "notebooks" / "09_rung_4_distributed.ipynb"
 ROUNDS, LATER = 3, 4
 
 
@@ -83,64 +83,58 @@ def _accelerated():
     assert work() == 2.0
 
 
-PEERS = {f.__name__: f for f in (launch, mp_spawn, torchrun, accelerate)}
-NAMES = {
-    "mp_spawn": "torch.multiprocessing.spawn",
-    "torchrun": "torchrun --standalone",
-    "accelerate": "accelerate's notebook_launcher (fork)",
+PEERS = {
+    "torch.multiprocessing.spawn": mp_spawn,
+    "torchrun `--standalone`": torchrun,  # the site would make one dash of two
+    "accelerate's notebook_launcher (fork)": accelerate,
 }
 
 
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def import_cell():
-    """The first code cell of the chapter on DDP."""
+def times(name):
+    """Seconds of the first call and of `LATER` others, after the chapter's import cell."""
     import nbformat
 
-    notebook = nbformat.read(ROOT / "notebooks" / "09_rung_4_distributed.ipynb", as_version=4)
-    return next(cell.source for cell in notebook.cells if cell.cell_type == "code")
-
-
-def times(peer, later):
-    """Seconds of the first call and of `later` others, in this process."""
-    cell = import_cell()
-    if peer != "launch":  # they have no fork server to start
+    notebook = nbformat.read(CHAPTER, as_version=4)
+    cell = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    call = PEERS.get(name, launch)
+    if call != launch:  # they have no fork server to start
         cell = re.sub(r".*\bwarm_up\(\).*", "", cell)
     exec(cell, {})
     seconds = []
-    for _ in range(1 + later):
+    for _ in range(1 + LATER):
         start = time.perf_counter()
-        PEERS[peer]()
+        call()
         seconds.append(time.perf_counter() - start)
     return seconds
 
 
-def measure(full=True):
-    """The results: each peer against `launch`, in the same run; without the slowest if quick."""
-    peers = [peer for peer in PEERS if full or peer != "torchrun"]
-    first, later = {peer: [] for peer in peers}, {peer: [] for peer in peers}
+def measure():
+    """The results: each peer against `launch`, in the same run."""
+    first, later = {}, {}
     for _ in range(ROUNDS):
-        for peer in peers:
-            seconds = in_new_process(peer, LATER if full else 1)
-            first[peer].append(seconds[0])
-            later[peer] += seconds[1:]
+        for name in ("launch", *PEERS):
+            seconds = in_new_process(name)
+            first.setdefault(name, []).append(seconds[0])
+            later.setdefault(name, []).extend(seconds[1:])
     results = []
-    for peer in peers[1:]:
-        name = NAMES[peer]
+    for name in PEERS:
         what = f"A later launch: how many times faster than {name}"
-        detail = f"{median(later['launch']):.2g} s against {median(later[peer]):.2g} s"
-        results.append(Result.of_samples(what, later[peer], later["launch"], detail=detail))
+        detail = f"{median(later['launch']):.2g} s against {median(later[name]):.2g} s"
+        pairs = list(zip(later[name], later["launch"], strict=True))
+        results.append(Result.of_pairs(what, pairs, detail=detail))
     what = "The first launch after the import cell, as a share of that of mp.spawn"
-    detail = f"{median(first['launch']):.2g} s against {median(first['mp_spawn']):.2g} s"
-    sides = first["launch"], first["mp_spawn"]
-    results.append(Result.of_samples(what, *sides, detail=detail))
+    sides = first["launch"], first["torch.multiprocessing.spawn"]
+    detail = "{:.2g} s against {:.2g} s".format(*map(median, sides))
+    results.append(Result.of_pairs(what, list(zip(*sides, strict=True)), detail=detail))
     return results
 
 
-def in_new_process(*arguments):
-    """What this file prints; as the main module, so that ranks need not import it."""
-    command = [sys.executable, __file__, *map(str, arguments)]
+def in_new_process(name):
+    """The `times` of a peer; this file is the main module, so that ranks need not import it."""
+    command = [sys.executable, __file__, name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -149,4 +143,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "rank":
         _work_and_leave()
     else:
-        print(json.dumps(times(sys.argv[1], int(sys.argv[2]))))
+        print(json.dumps(times(sys.argv[1])))

@@ -6,7 +6,6 @@ Both sides read the same images in the same order, and their batches are equal.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable
 from itertools import islice
@@ -38,31 +37,12 @@ def posts_loader(data: ImageData, *, workers: int = 0) -> DataLoader:
     return DataLoader(OneByOne(data, transform), 64, sampler=order, num_workers=workers)
 
 
-def assert_same_batches(data: ImageData, count: int, workers: int = 0) -> None:
-    """The first `count` batches of older code, `dataloader` and `DeviceBatches` are equal."""
-    ways = (
-        posts_loader(data, workers=workers),
-        dataloader(data, workers=workers),
-        DeviceBatches(data, device=CPU),
-    )
-    for theirs, *ours in islice(zip(*ways, strict=True), count):
+def assert_same_batches(data: ImageData) -> None:
+    """The first 100 batches of older code, `dataloader` and `DeviceBatches` are equal."""
+    ways = posts_loader(data), dataloader(data), DeviceBatches(data, device=CPU)
+    for theirs, *ours in islice(zip(*ways, strict=True), 100):
         for batch in ours:
             assert all(map(torch.equal, batch, theirs))
-
-
-def first_images(data: ImageData, count: int) -> ImageData:
-    """`count` training images, some of them several times if there are fewer."""
-    chosen = torch.arange(count) % len(data.train_images)
-    images, labels = data.train_images[chosen], data.train_labels[chosen]
-    return dataclasses.replace(data, train_images=images, train_labels=labels)
-
-
-def fashion_mnist() -> ImageData:
-    """60,000 images: where the full set is not installed, the bundled ones five times."""
-    try:
-        return load_dataset("fashion_mnist")
-    except FileNotFoundError:
-        return first_images(load_dataset(), 60_000)
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -79,21 +59,18 @@ def seconds_a_batch(batches: Iterable, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def compared(what: str, theirs: Iterable, ours: Iterable, full: bool) -> Result:
+def compared(what: str, theirs: Iterable, ours: Iterable) -> Result:
     """How many times as many batches a second `ours` gives; both are timed in turns."""
-    runs, count, our_count = (7, 150, 900) if full else (3, 60, 400)
-    pairs = [
-        (seconds_a_batch(theirs, count), seconds_a_batch(ours, our_count)) for _ in range(runs)
-    ]
+    pairs = [(seconds_a_batch(theirs, 150), seconds_a_batch(ours, 900)) for _ in range(7)]
     rates = [f"{1 / median(seconds):,.0f}" for seconds in zip(*pairs, strict=True)]
     detail = "{1} against {0} batches/s".format(*rates)
     return Result.of_pairs(what, pairs, detail=detail)
 
 
-def measure(full: bool = True) -> list[Result]:
+def measure() -> list[Result]:
     torch.set_num_threads(1)
-    data = fashion_mnist()
-    assert_same_batches(data, count=100 if full else 20)
+    data = load_dataset("fashion_mnist")
+    assert_same_batches(data)
     results = []
     ways = {
         "no workers": (0, dataloader(data)),
@@ -103,5 +80,5 @@ def measure(full: bool = True) -> list[Result]:
     for name, (workers, ours) in ways.items():
         what = f"Batches of 64 small images, {name}: times the rate of one at a time"
         theirs = posts_loader(data, workers=workers)
-        results.append(compared(what, theirs, ours, full))
+        results.append(compared(what, theirs, ours))
     return results

@@ -9,6 +9,7 @@ import logging
 import time
 import warnings
 from collections import UserList
+from functools import partial
 from statistics import median
 
 import torch
@@ -17,7 +18,7 @@ from results import Result
 from torch import nn
 
 STEPS, BATCH_SIZE = 200, 16
-PEERS = ("accelerate", "Lightning Fabric", "Lightning Trainer")
+REPEATS = 100
 
 
 def new_parts():
@@ -51,33 +52,21 @@ def by_hand(net, optimizer, batches, backward=torch.Tensor.backward):
     return time.perf_counter() - start
 
 
-def prepared_block(prepare, backward):
-    """The loop by hand, around a net and an optimizer that a library has wrapped once."""
-    prepared = []
-
-    def block(net, optimizer, batches):
-        if not prepared:
-            prepared.extend(prepare(net, optimizer))
-        return by_hand(*prepared, batches, backward=backward)
-
-    return block
-
-
-def accelerate_block():
+def accelerate_block(net, optimizer):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    return prepared_block(accelerator.prepare, accelerator.backward)
+    return partial(by_hand, *accelerator.prepare(net, optimizer), backward=accelerator.backward)
 
 
-def fabric_block():
+def fabric_block(net, optimizer):
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
-    return prepared_block(fabric.setup, fabric.backward)
+    return partial(by_hand, *fabric.setup(net, optimizer), backward=fabric.backward)
 
 
-def trainer_block():
+def trainer_block(net, optimizer):
     """Its epoch alone is timed, without what `fit` does before and after."""
     import lightning
 
@@ -85,12 +74,12 @@ def trainer_block():
     warnings.filterwarnings("ignore", module="lightning")
 
     class Module(lightning.LightningModule):
-        def __init__(self, net, optimizer):
+        def __init__(self):
             super().__init__()
-            self.net, self.optimizer = net, optimizer
+            self.net = net
 
         def configure_optimizers(self):
-            return self.optimizer
+            return optimizer
 
         def on_train_epoch_start(self):
             self.start = time.perf_counter()
@@ -108,8 +97,8 @@ def trainer_block():
             self.total.item(), self.right.item()
             self.seconds = time.perf_counter() - self.start
 
-    def block(net, optimizer, batches):
-        module = Module(net, optimizer)
+    def block(batches):
+        module = Module()
         # Barebones: without logs, checkpoints and a bar, as its makers advise for measuring it.
         trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, barebones=True)
         trainer.fit(module, UserList(batches))  # a plain list would be one of loaders
@@ -118,28 +107,37 @@ def trainer_block():
     return block
 
 
-def seconds_of_blocks(repeats):
+PEERS = {
+    "accelerate": accelerate_block,
+    "Lightning Fabric": fabric_block,
+    "Lightning Trainer": trainer_block,
+}
+
+
+def seconds_of_blocks():
     """For each side, the seconds of its blocks; the first of each is not counted."""
-    blocks = {"torchladder": by_torchladder, "by hand": by_hand}
-    makers = (accelerate_block, fabric_block, trainer_block)
-    blocks |= {peer: make() for peer, make in zip(PEERS, makers, strict=True)}
     images = torch.randn(STEPS, BATCH_SIZE, 784, generator=torch.manual_seed(0))
     batches = list(zip(images, torch.randint(10, (STEPS, BATCH_SIZE)), strict=True))
-    parts = {side: new_parts() for side in blocks}
+    parts = {side: new_parts() for side in ("torchladder", "by hand", *PEERS)}
+    blocks = {
+        "torchladder": partial(by_torchladder, *parts["torchladder"]),
+        "by hand": partial(by_hand, *parts["by hand"]),
+    }
+    blocks |= {peer: make(*parts[peer]) for peer, make in PEERS.items()}
     seconds = {side: [] for side in blocks}
-    for repeat in range(1 + repeats):
+    for repeat in range(1 + REPEATS):
         # There and back: what follows the Trainer's block finds cold caches.
         for side in list(blocks)[:: -1 if repeat % 2 else 1]:
-            seconds[side].append(blocks[side](*parts[side], batches))
+            seconds[side].append(blocks[side](batches))
     trained = {side: nn.utils.parameters_to_vector(parts[side][0].parameters()) for side in blocks}
     if unlike := [side for side in trained if not trained[side].equal(trained["by hand"])]:
         raise RuntimeError(f"not trained as by hand: {', '.join(unlike)}")
     return {side: runs[1:] for side, runs in seconds.items()}
 
 
-def measure(full=True):
+def measure():
     torch.set_num_threads(1)
-    seconds = seconds_of_blocks(100 if full else 15)
+    seconds = seconds_of_blocks()
     ours, by_hand = seconds["torchladder"], seconds["by hand"]
 
     def microseconds(*sides):

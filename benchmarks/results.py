@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import median
 
 
@@ -25,18 +23,6 @@ class Result:
     runs: int
     detail: str = ""
     of_median: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.ratio:.2f} ({self.low:.2f} to {self.high:.2f}, n={self.runs})"
-
-    @classmethod
-    def of_samples(cls, what, these: Sequence[float], those: Sequence[float], **more):
-        """The ratio of two medians; low and high from the ends of both ranges."""
-        runs = min(len(these), len(those))
-        (low, high), (least, most) = median_range(these), median_range(those)
-        more["of_median"] = runs >= ENOUGH
-        ratio = median(these) / median(those)
-        return cls(what, ratio, low / most, high / least, runs, **more)
 
     @classmethod
     def of_pairs(cls, what, pairs: Sequence[tuple[float, float]], **more):
@@ -77,17 +63,5 @@ def table(results: list[dict]) -> str:
     heads = ["What", "In numbers", "Result", "Range", "Runs"]
     rows = [heads, ["---"] * len(heads)]
     for result in (Result(**result) for result in results):
-        # The site would make one dash of two.
-        what = re.sub(r"--\S+", r"`\g<0>`", escape(result.what, quote=False))
-        detail = re.sub(r"(?<=\d) (?=s\b)", "\N{NO-BREAK SPACE}", result.detail)
-        rows.append([what, detail, *rounded(result), str(result.runs)])
+        rows.append([result.what, result.detail, *rounded(result), str(result.runs)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def measured_on(machines: Sequence[dict]) -> str:
-    """A line for each machine, with the days."""
-    days: dict[str, set[str]] = {}
-    for machine in machines:
-        facts = [f"{name} {value}" for name, value in machine.items() if name != "date"]
-        days.setdefault("; ".join(facts), set()).add(machine["date"])
-    return "\n".join(f"- {facts}: {', '.join(sorted(when))}" for facts, when in days.items())

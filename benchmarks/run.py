@@ -1,8 +1,7 @@
-"""Run the benchmarks: ``make bench``, which takes minutes, or ``benchmarks/run.py --full``.
+"""Run the benchmarks, or those named, and write ``results.json`` and the site's tables of it.
 
-The full ones write ``results.json`` and the site's tables of it. The others have fewer and smaller
-runs: they are printed beside the stored ones, and the site does not show them. Leave the machine
-alone meanwhile.
+``make bench`` takes forty minutes, ``make bench GROUPS=kills`` one. Leave the machine alone
+meanwhile; ``git diff benchmarks/tables`` then shows what has changed.
 """
 
 import argparse
@@ -15,13 +14,13 @@ import platform
 from pathlib import Path
 
 import torch
-from results import Result, measured_on, table
+from results import table
 
 from torchclinic.machine import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
-# For each, measure(full) of the module of that name gives a list of results.
+# For each, measure() of the module of that name gives a list of results.
 GROUPS = ("launching", "loading", "loop", "rungs", "checkpoints", "kills")
 
 
@@ -38,50 +37,29 @@ def machine():
     }
 
 
-def measured(name, full):
-    """A group as ``results.json`` holds it."""
-    module = importlib.import_module(name)
-    return {"machine": machine(), "results": list(map(dataclasses.asdict, module.measure(full)))}
-
-
-def show(group, stored):
-    """Print a group, each result beside the stored one of the same name."""
-    before = {row["what"]: row["ratio"] for row in stored.get("results", [])}
-    for result in (Result(**row) for row in group["results"]):
-        print(f"{result}{f', stored {before[result.what]:.2f}' if result.what in before else ''}")
-
-
 def write_tables():
     """What the page includes: a table for each group in ``results.json``, and the machines."""
-    TABLES.mkdir(exist_ok=True)
     groups = json.loads(RESULTS.read_text())
     texts = {name: table(group["results"]) for name, group in groups.items()}
-    machines = measured_on([group["machine"] for group in groups.values()])
-    for name, text in {**texts, "machines": machines}.items():
+    machines = [map(" ".join, group["machine"].items()) for group in groups.values()]
+    texts["machines"] = "\n".join(sorted({f"- {'; '.join(facts)}" for facts in machines}))
+    for name, text in texts.items():
         (TABLES / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
 
 
-def main(names, full):
+def main(names):
     """Run the groups of these names, and keep what the file says of the others."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    print("; ".join(f"{name} {value}" for name, value in machine().items()))
-    for place, name in enumerate(names, start=1):
-        print(f"\n{name} ({place} of {len(names)})", flush=True)
-        group = measured(name, full)
-        show(group, kept.get(name, {}))
-        if full:
-            kept[name] = group
-            ordered = {name: kept[name] for name in GROUPS if name in kept}
-            RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
-            write_tables()
+    groups = json.loads(RESULTS.read_text())
+    for name in names:
+        results = [dataclasses.asdict(one) for one in importlib.import_module(name).measure()]
+        groups[name] = {"machine": machine(), "results": results}
+        print(f"\n{name}\n{table(results)}", flush=True)
+        RESULTS.write_text(json.dumps(groups, indent=1) + "\n")
+        write_tables()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="more and larger runs, and store them")
-    parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; all if none is named")
-    chosen = parser.parse_args()
-    if unknown := set(chosen.groups) - set(GROUPS):
-        parser.error(f"no benchmark {', '.join(unknown)}: choose from {', '.join(GROUPS)}")
-    main(chosen.groups or GROUPS, full=chosen.full)
+    parser.add_argument("groups", nargs="*", choices=GROUPS, help="all if none is named")
+    main(parser.parse_args().groups or GROUPS)

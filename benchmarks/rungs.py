@@ -12,10 +12,10 @@ from torchladder.launching import launch
 
 BATCHES = (64, 256)  # images per step of each rank
 IMAGES = 5120  # of each rank in a block
-REPEATS, QUICK_REPEATS = 31, 3
+REPEATS = 31
 
 
-def training_rates(batch_size, repeats):
+def training_rates(batch_size):
     """Images per second of both ranks, block by block, alone and under DDP, as in chapter 14."""
     import torch
 
@@ -31,14 +31,14 @@ def training_rates(batch_size, repeats):
         net = parallelize(LeNet(), rung)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
         blocks[way] = partial(train_epoch, net, batches, optimizer)
-    timings = measure_across_ranks(blocks, repeats=repeats)
+    timings = measure_across_ranks(blocks, repeats=REPEATS)
     return {way: timing.rates(2 * IMAGES) for way, timing in timings.items()}
 
 
-def measure(full=True):
-    repeats, results = REPEATS if full else QUICK_REPEATS, []
-    for batch_size in BATCHES[: None if full else 1]:
-        blocks = launch(training_rates, batch_size, repeats, backend="gloo")[0]
+def measure():
+    results = []
+    for batch_size in BATCHES:
+        blocks = launch(training_rates, batch_size, backend="gloo")[0]
         pairs = list(zip(blocks["ddp"], blocks["alone"], strict=True))
         what = f"DDP on two ranks, {batch_size} images each, as a share of the ceiling"
         detail = "{:,.0f} against {:,.0f} images/s".format(*map(median, zip(*pairs, strict=True)))

@@ -8,16 +8,9 @@ from results import Result, median_range, table
 from running import ROOT
 
 
-def numbers(result):
-    return result.ratio, result.low, result.high, result.runs
-
-
 def test_a_ratio_has_the_range_of_its_runs_and_of_six_or_more_that_of_the_median():
-    few = Result.of_samples("x <y>", [4, 5, 6], [2, 1, 2])  # the runs furthest apart
-    assert (*numbers(few), few.of_median) == (2.5, 2.0, 6.0, 3, False)
-    assert row(few) == "| x &lt;y&gt; |  | 2.5 | 2.0 to 6.0 (single runs) | 3 |"
-    pairs = Result.of_pairs("x", [(1, 2), (30, 10), (1, 1)])
-    assert numbers(pairs) == (1.0, 0.5, 3.0, 3)
+    few = Result.of_pairs("x", [(1, 2), (30, 10), (1, 1)])
+    assert row(few) == "| x |  | 1.0 | 0.5 to 3.0 (single runs) | 3 |"
     ranges = {5: (1, 5), 6: (1, 6), 9: (2, 8), 31: (10, 22)}
     assert {n: median_range(range(1, n + 1)) for n in ranges} == ranges
     assert row(Result.of_runs("x", range(1, 32))) == "| x |  | 16 | 10 to 22 | 31 |"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import difflib
 import html
 import io
 import os
@@ -25,9 +24,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
+METADATA = {  # in addition to the chapter's own
     # What Colab itself writes for its T4, and asks for when it opens such a notebook.
     "accelerator": "GPU",
     "colab": {"gpuType": "T4", "provenance": []},
@@ -48,22 +45,21 @@ def write_notebooks(folder: Path) -> list[Path]:
 def hosted_notebook(path: Path) -> nbformat.NotebookNode:
     """The chapter at `path` without outputs, as a notebook that needs nothing of the repository."""
     chapter = nbformat.read(path, as_version=4)
-    cells = [c for c in chapter.cells if "remove-cell" not in c.metadata.get("tags", [])]
-    for cell in cells:
+    for cell in chapter.cells:
         if cell.cell_type == "markdown":
             cell.source = plain_markdown(cell.source, path)
         else:
             cell.outputs, cell.execution_count = [], None
-    text = "\n".join(cell.source for cell in cells)
+    text = "\n".join(cell.source for cell in chapter.cells)
     needs = {
         "needs_data": bool(re.search(r"data\.load_dataset\(|fashion_mnist_small", text)),
         "two_gpus": bool(re.search(r"\blaunch\(|DataParallel\(", text)),
         "rungs": "rungs/" in text,
     }
-    first = nbformat.v4.new_code_cell(first_cell(**needs), id="torchladder")
-    notebook = nbformat.v4.new_notebook(cells=[first, *cells], metadata=METADATA)
-    notebook.nbformat_minor = 5
-    return notebook
+    chapter.cells.insert(0, nbformat.v4.new_code_cell(first_cell(**needs), id="torchladder"))
+    chapter.metadata.pop("run", None)
+    chapter.metadata |= METADATA
+    return chapter
 
 
 # --- what the notebook carries ------------------------------------------------------------------
@@ -107,16 +103,9 @@ def first_cell(**session: bool) -> str:
 
 def plain_markdown(text: str, path: Path) -> str:
     """MyST as plain Markdown; `path` is the notebook's, for relative names."""
-    text = re.sub(r"^(:{3,})\{([\w-]+)\} *(.*)\n((?:.*\n)*?)\1$", quoted, text, flags=re.MULTILINE)
-    text = re.sub(
-        r"^```\{literalinclude\} +(\S+)\n:diff: +(\S+)\n(?::.*\n)*```$",
-        lambda found: plain_diff(path.parent / found[2], path.parent / found[1]),
-        text,
-        flags=re.MULTILINE,
-    )
     unknown = re.search(r"^(?::{3,}|```)\{[\w-]+\}.*", text, re.MULTILINE)
     if unknown:
-        raise ValueError(f"{path.name}: no plain form is known of {unknown[0]!r}")
+        raise ValueError(f"{path.name}: {unknown[0]!r} is for the site alone; use plain Markdown")
     # The bundled images do not travel; the first cell writes the same from the full set.
     text = text.replace("src/torchladder/bundled/", "rungs/")
     text = re.sub(
@@ -129,21 +118,6 @@ def plain_markdown(text: str, path: Path) -> str:
         lambda found: linked(*found.groups(), path),
         text,
     )
-
-
-def quoted(found: re.Match) -> str:
-    """A colon fence, such as an admonition, as a quotation that begins with its title."""
-    kind, title, body = found[2], found[3], found[4]
-    body = re.sub(r"\A(?::[\w-]+:.*\n)+", "", body).strip("\n")
-    title = title or kind.capitalize()
-    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}**", "", *body.split("\n")])
-
-
-def plain_diff(old: Path, new: Path) -> str:
-    """The lines that differ, a gap between places, as a block that is coloured there."""
-    programs = [file.read_text(encoding="utf-8").splitlines() for file in (old, new)]
-    lines = list(difflib.unified_diff(*programs, n=0, lineterm=""))[3:]
-    return "\n".join(["```diff", *("" if line[:2] == "@@" else line for line in lines), "```"])
 
 
 def embedded(alt: str, picture: Path) -> str:
