@@ -218,11 +218,9 @@ def find(log: str) -> list[Match]:
     squeezed = _squeeze(log)
     starts = [0, *accumulate(map(len, squeezed))]
     squeezed = "".join(squeezed)
-    fours, places = _fours(squeezed), {}
+    places = {}
     for name in catalogue():
-        # A text that holds a piece holds its fours from one of four starts: quicker to see.
-        likely = [p for p, own in _with_fours(name) if any(map(fours.issuperset, own))]
-        if found := sorted(place for p in likely for place in _places(squeezed, p)):
+        if found := sorted(place for p in _patterns(name) for place in _places(squeezed, p)):
             places[name] = found
     if places and other_program(log):
         return []
@@ -327,19 +325,6 @@ def _ascii(text: str) -> str:
 def _patterns(name: str) -> list[list[str]]:
     """The patterns of an entry, squeezed, each as the pieces between its gaps."""
     return ["".join(_squeeze(p)).split("*") for p in catalogue()[name].patterns]
-
-
-@cache
-def _with_fours(name: str) -> list[tuple[list[str], list[set[int]]]]:
-    """Each pattern of an entry with the fours of its longest piece, from each of four starts."""
-    longest = [(pattern, max(pattern, key=len)) for pattern in _patterns(name)]
-    return [(pattern, [_fours(piece, start) for start in range(4)]) for pattern, piece in longest]
-
-
-def _fours(text: str, start: int = 0) -> set[int]:
-    """The four letters at `start`, the four after them and so on, each four as a number."""
-    end = len(text) - (len(text) - start) % 4
-    return set(memoryview(text[start:end].encode()).cast("I"))
 
 
 def _places(text: str, pattern: list[str]) -> list[int]:
