@@ -71,7 +71,7 @@ class CudaStart:
             (self.started, STARTED if self._initialized else TRIED, self.started),
         ]
         texts = [
-            text.format(calls="".join(traceback.StackSummary.from_list(calls).format()).rstrip())
+            text.format(calls="".join(traceback.format_list(calls)).rstrip())
             for found, text, calls in parts
             if found
         ]
