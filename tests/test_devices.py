@@ -319,6 +319,7 @@ def test_the_layer_left_behind_is_named_and_two_gpus_are_told_apart():
     found = find_mismatch(model, torch.zeros(8, 4))
     assert (found.module, found.module_type, found.operation) == ("2", "Linear", "linear")
     assert found.tensors == {"argument 0": CPU, "2.weight": META, "2.bias": META}
+    assert "device" in found.error
     said = "linear in '2' (Linear) mixes devices:\n  argument 0 is on cpu"
     assert repr(found).startswith(said)
     with FakeTensorMode():

@@ -146,6 +146,7 @@ class Mismatch:
     module_type: str
     operation: str
     tensors: dict[str, torch.device]
+    error: str
 
     def __repr__(self) -> str:
         where = f"{self.module!r} ({self.module_type})" if self.module else self.module_type
@@ -226,7 +227,7 @@ class _DeviceWatch(TorchFunctionMode):
         kwargs = kwargs or {}
         try:
             return function(*args, **kwargs)
-        except Exception:
+        except Exception as error:
             tensors = {}
             for label, value in [*enumerate(args), *kwargs.items()]:
                 for name, tensor in _nested(f"argument {label}", value):
@@ -234,7 +235,7 @@ class _DeviceWatch(TorchFunctionMode):
             if len(set(tensors.values())) > 1:
                 path, module = self.modules[-1]
                 operation = getattr(function, "__name__", str(function)).strip("_")
-                self.found = Mismatch(path, type(module).__name__, operation, tensors)
+                self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))
             raise
 
 
