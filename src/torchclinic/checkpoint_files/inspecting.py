@@ -8,15 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torchclinic.checkpoint_files import weights
+from torchclinic.checkpoint_files import reading, weights
 from torchclinic.checkpoint_files.keys import clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.pickles import StandIn, walk
-from torchclinic.checkpoint_files.reading import (
-    Checkpoint,
-    CheckpointError,
-    open_checkpoint,
-    shard_note,
-)
 from torchclinic.checkpoint_files.reports import Report, ends, lines, some
 from torchclinic.tables import in_bytes
 
@@ -69,14 +63,14 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     >>> found.weights_at, list(found.keys), found.prefixes
     ('model', ['module.weight', 'module.bias'], {'module.': 2})
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = reading.open_checkpoint(path)
     where, keys, names, note = None, {}, {}, ""
     try:
         where, state = weights.choose(checkpoint.tree, checkpoint.path)
         keys = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         names = clean_names(checkpoint.path, keys, checkpoint.tree)
         weights.split(state, checkpoint.path)  # what fix would refuse
-    except CheckpointError as error:
+    except reading.CheckpointError as error:
         note = str(error)
     groups = weights.ties(keys)
     size = sum(file.stat().st_size for file in checkpoint.files)
@@ -111,7 +105,7 @@ def _contents(tree: Any, where: str | None) -> dict[str, str]:
     return inside if where else {"": weights.describe(tree)} | inside
 
 
-def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
+def _checksums(checkpoint: reading.Checkpoint, wanted: bool) -> str:
     if not checkpoint.checksums:
         return "none in this file"
     if not wanted:
@@ -122,7 +116,7 @@ def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
 
 def _advice(found: Report, path: Path) -> Iterator[str]:
     """Sentences on what to do next."""
-    if note := shard_note(path):
+    if note := reading.shard_note(path):
         yield f"This is {note}"
         return
     if found.imports:
