@@ -150,15 +150,7 @@ def _fix(options: argparse.Namespace) -> None:
     model = None if options.model is None else _model_named(options.model)
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     choices = {"key": options.key, "dtype": dtypes.get(options.dtype)}
-    report = fix_checkpoint(options.path, options.target, model=model, **choices)
-    try:
-        print(report, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UserError(
-            f"{options.target} is written, but the report cannot be printed: {error.strerror}"
-        ) from error
+    print(fix_checkpoint(options.path, options.target, model=model, **choices))
 
 
 def _model_named(name: str):

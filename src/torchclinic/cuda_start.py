@@ -7,8 +7,9 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
+from multiprocessing import get_context
 from types import FrameType
 
 import torch
@@ -70,7 +71,7 @@ class CudaStart:
             (self.started, STARTED if self._initialized else TRIED, self.started),
         ]
         texts = [
-            text.format(calls="".join(traceback.StackSummary.from_list(calls).format()).rstrip())
+            text.format(calls="".join(traceback.format_list(calls)).rstrip())
             for found, text, calls in parts
             if found
         ]
@@ -145,16 +146,11 @@ def _forks_are_spoiled() -> bool:
     """Whether a process forked now could not use CUDA: PyTorch tells it only in that process."""
     if not torch.backends.cuda.is_built() or not hasattr(os, "fork"):
         return False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of forks where there are threads
-            process = os.fork()
-        if not process:
-            spoiled = False
-            try:
-                spoiled = torch.cuda._is_in_bad_fork()
-            finally:
-                os._exit(spoiled)
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
-    except OSError:  # no process to spare, or something else waited for it: then nobody knows
-        return False
+    process = get_context("fork").Process(target=lambda: os._exit(torch.cuda._is_in_bad_fork()))
+    # No process to spare, or this one may start none: then nobody knows.
+    with warnings.catch_warnings(), suppress(OSError, AssertionError):
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks where there are threads
+        process.start()
+        process.join()
+        return process.exitcode == 1
+    return False

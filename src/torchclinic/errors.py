@@ -83,29 +83,6 @@ TELLING = re.compile(
     re.ASCII,
 )
 WORD = re.compile(r"\b[A-Za-z_]{4,40}\b(?!\.\w)", re.ASCII)
-# Words of programs that print some of the same errors, such as those of CUDA; and words of PyTorch
-# alone. A log with one of the former and none of the latter gets no cause.
-OTHERS = {
-    "TensorFlow or Keras": ["tensorflow/", "tensorflow\\", "tensorflow.", "keras/", "keras\\"],
-    "CTranslate2": ["cuDNN failed with status", "cuBLAS failed with status"],
-    "MXNet or Darknet": ["mxnet", "dmlc::", "darknet: ./src"],
-    "JAX": ["jaxlib", "jax/_src", "jax._src", "jax.errors", "XlaRuntimeError", "cuda_dnn.cc:"],
-    "llama.cpp": ["ggml", "llama.cpp", "llama_model", "ollama"],
-    "scikit-learn": ["sklearn", "joblib"],
-    "pandas": ["pandas/", "pandas\\", "pandas._libs"],
-    "CuPy or Numba": ["cupy", "numba/", "numba\\", "numba.cuda"],
-    "ONNX Runtime": ["onnxruntime"],
-    "PaddlePaddle": ["paddle/", "paddle\\", "paddlepaddle"],
-    "TensorFlow or Caffe": ["create cudnn handle", "create cublas handle", "caffe/", "caffe::"],
-    "npm or Node": ["npm ERR!", "npm error", "node_modules", "node:internal"],
-    "a C or C++ program": ["make: ***", "make[1]: ***", "collect2:", "./a.out", "AddressSanitizer"],
-    "Rust or Go": ["panicked at", "goroutine "],
-    "Java": ["java.lang.", ".java:", "org.apache."],
-    "R": ["Execution halted", "loadNamespace(", "/R/library/", "/R/site-library/"],
-    "Julia": ["ERROR: LoadError", ".jl:"],
-}
-OWN = ["torch", "Torch", "state_dict", "DataLoader", "c10::", "aten::"]
-OWN += ["requires_grad", "nn.Module"]
 # The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
 ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 # Whose a line is: by its prefix (torch, mpirun), in torchrun's summary, as srun says.
@@ -188,8 +165,9 @@ def catalogue() -> dict[str, Error]:
     return {told["id"]: Error(part=part, **told) for part in pages for told in pages[part]}
 
 
+@cache
 def page(name: str) -> dict:
-    """A file of the catalogue: ``pages``, one of the `parts` that it names, ``flight_recorder``."""
+    """A file of the catalogue, such as ``pages``, or one of the `parts` that it names."""
     text = (CATALOGUE / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -218,11 +196,9 @@ def find(log: str) -> list[Match]:
     squeezed = _squeeze(log)
     starts = [0, *accumulate(map(len, squeezed))]
     squeezed = "".join(squeezed)
-    fours, places = _fours(squeezed), {}
+    places = {}
     for name in catalogue():
-        # A text that holds a piece holds its fours from one of four starts: quicker to see.
-        likely = [p for p, own in _with_fours(name) if any(map(fours.issuperset, own))]
-        if found := sorted(place for p in likely for place in _places(squeezed, p)):
+        if found := sorted(place for p in _patterns(name) for place in _places(squeezed, p)):
             places[name] = found
     if places and other_program(log):
         return []
@@ -240,10 +216,11 @@ def find(log: str) -> list[Match]:
 
 def other_program(log: str) -> str:
     """The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or ``""``."""
-    named = (name for name, words in OTHERS.items() if any(word in log for word in words))
+    others, own = page("other_programs")["others"], page("other_programs")["own"]
+    named = (name for name, words in others.items() if any(word in log for word in words))
     if other := next(named, ""):
         log = re.sub(ENVIRONMENT, "", log, flags=re.ASCII)
-    return "" if any(word in log for word in OWN) else other
+    return "" if any(word in log for word in own) else other
 
 
 def _first(
@@ -329,19 +306,6 @@ def _patterns(name: str) -> list[list[str]]:
     return ["".join(_squeeze(p)).split("*") for p in catalogue()[name].patterns]
 
 
-@cache
-def _with_fours(name: str) -> list[tuple[list[str], list[set[int]]]]:
-    """Each pattern of an entry with the fours of its longest piece, from each of four starts."""
-    longest = [(pattern, max(pattern, key=len)) for pattern in _patterns(name)]
-    return [(pattern, [_fours(piece, start) for start in range(4)]) for pattern, piece in longest]
-
-
-def _fours(text: str, start: int = 0) -> set[int]:
-    """The four letters at `start`, the four after them and so on, each four as a number."""
-    end = len(text) - (len(text) - start) % 4
-    return set(memoryview(text[start:end].encode()).cast("I"))
-
-
 def _places(text: str, pattern: list[str]) -> list[int]:
     """Where `pattern` begins in `text`: each place from which all pieces follow."""
     first, *others = pattern
@@ -408,7 +372,7 @@ def _weights() -> dict[str, int]:
 def rules() -> dict:
     """All that the paste box needs to find what `find` and `nearest` find, for JSON."""
     told = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES, "colour": COLOUR}
-    told |= {"prefix": PREFIX, "others": OTHERS, "own": OWN, "environment": ENVIRONMENT}
+    told |= {"prefix": PREFIX, "environment": ENVIRONMENT, **page("other_programs")}
     told |= {"telling": TELLING.pattern, "word": WORD.pattern, "weights": _weights()}
     told["errors"] = [{"id": e.id, "kind": e.kind, "over": e.over} for e in catalogue().values()]
     for rule in told["errors"]:

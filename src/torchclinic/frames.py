@@ -51,12 +51,8 @@ def describe(error: BaseException, cells: Cells, *, hide: str) -> str:
     headline = "".join(report.format_exception_only()).strip()
     parts = [report]
     for part in parts:
-        frames = [
-            traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
-            for f in part.stack
-            if not _of_a_library(f.filename, hide)
-        ]
-        part.stack = traceback.StackSummary.from_list(frames)
+        frames = [f for f in part.stack if not _of_a_library(f.filename, hide)]
+        part.stack = traceback.StackSummary.from_list(_labelled(frames, cells))
         parts += filter(None, [part.__cause__ or part.__context__])
     if not any(part.stack for part in parts):
         return headline
@@ -93,15 +89,19 @@ def calls_down_to(
         if not (_of_the_standard_library(call.filename) or call.filename.startswith(cuda))
     ]
     *above, last = outside or calls
-    cells = cell_sources()
-    return [
-        traceback.FrameSummary(_label(c.filename, cells), c.lineno, c.name, line=c.line)
-        for c in [*(c for c in above if not c.filename.startswith(pytorch)), last]
-    ]
+    above = [call for call in above if not call.filename.startswith(pytorch)]
+    return _labelled([*above, last], cell_sources())
 
 
 def _of_the_standard_library(file: str) -> bool:
     return file.startswith(("<frozen", STANDARD_LIBRARY)) and "-packages" not in file
+
+
+def _labelled(frames: list[traceback.FrameSummary], cells: Cells) -> list[traceback.FrameSummary]:
+    return [
+        traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
+        for f in frames
+    ]
 
 
 def _label(file: str, cells: Cells) -> str:

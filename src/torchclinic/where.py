@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from torchclinic.modules import evaluation_mode
 from torchclinic.tables import in_bytes
+
+COUNTER = re.compile(r"\.state\[\d+\]\['step'\]$")  # of an optimizer's steps, by its name here
 
 
 def _named_tensors(*things: object) -> Iterator[tuple[str, Tensor]]:
@@ -80,7 +83,7 @@ class Placement:
         The tensors that are not on that first device and should be.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]], counters: Iterable[int] = ()) -> None:
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         names: dict[torch.device, list[str]] = {}
         self._bytes, self._counters = Counter(), []
         for name, tensor in tensors:
@@ -88,7 +91,7 @@ class Placement:
             sparse = tensor.layout is torch.sparse_coo
             parts = [tensor._indices(), tensor._values()] if sparse else [tensor]
             self._bytes[tensor.device] += sum(part.nbytes for part in parts)
-            if id(tensor) in counters:
+            if COUNTER.search(name) and tensor.device.type == "cpu":
                 self._counters.append(name)
         self.devices = {device: names[device] for device, _ in self._bytes.most_common()}
         others = [(d, name) for d in list(self.devices)[1:] for name in self.devices[d]]
@@ -120,8 +123,7 @@ def where_is(*things: object) -> Placement:
     """Every device found in models, optimizers and inputs, and the odd ones out by name.
 
     An input is a tensor, or a list, tuple, mapping or dataclass that holds tensors at any depth.
-    Adam and others count their steps on the CPU, unless they are fused or capturable; those
-    counters are not odd.
+    Adam and others count their steps on the CPU; those counters are not odd.
 
     Examples
     --------
@@ -133,18 +135,7 @@ def where_is(*things: object) -> Placement:
       1.weight is on meta
       1.bias is on meta
     """
-    optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
-    counters = {id(step) for optimizer in optimizers for step in _cpu_counters(optimizer)}
-    return Placement(_named_tensors(*things), counters)
-
-
-def _cpu_counters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        if not (group.get("fused") or group.get("capturable")):
-            for parameter in group["params"]:
-                step = optimizer.state.get(parameter, {}).get("step")
-                if isinstance(step, Tensor) and step.device.type == "cpu":
-                    yield step
+    return Placement(_named_tensors(*things))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def test_a_log_of_another_program_is_said_to_be_one(monkeypatch):
     ]
     assert all(f"seems to come from {name}" in " ".join(explain(log).split()) for name, log in told)
     assert errors.other_program(f"{told[0][1]} File site-packages/torch/cuda.py") == ""
-    monkeypatch.setattr(errors, "OTHERS", {})
+    monkeypatch.setitem(errors.page("other_programs"), "others", {})
     assert len([log for _, log in told if found(log)]) > len(told) / 2  # they share words
 
 

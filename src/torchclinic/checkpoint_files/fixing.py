@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
+from torchclinic.checkpoint_files import weights
 from torchclinic.checkpoint_files.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.loading import match_model, misfit
 from torchclinic.checkpoint_files.reading import (
@@ -21,17 +22,6 @@ from torchclinic.checkpoint_files.reading import (
     shard_note,
 )
 from torchclinic.checkpoint_files.reports import Report, lines, some
-from torchclinic.checkpoint_files.weights import (
-    choose,
-    describe,
-    described,
-    not_finite,
-    not_finite_note,
-    oversized,
-    refuse_endless,
-    split,
-    ties,
-)
 from torchclinic.modules import unwrapped
 from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
@@ -106,13 +96,13 @@ def fix_checkpoint(
         raise CheckpointError(f"{target} is the source: name another file.")
     if model is None and (note := shard_note(checkpoint.path)):
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
-    where, state = choose(checkpoint.tree, checkpoint.path, key)
-    found, rest = split(state, checkpoint.path)
+    where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
+    found, rest = weights.split(state, checkpoint.path)
     if where:
         above = where.split(".")[0]
         rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
     names = _names(checkpoint, found, model)
-    dropped = described(rest)
+    dropped = weights.described(rest)
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
@@ -121,12 +111,12 @@ def fix_checkpoint(
     done = Report(
         names=names,
         dropped=dropped,
-        cloned=oversized(values),
-        tied=[names for names in ties(values) if len(names) > 1],
+        cloned=weights.oversized(values),
+        tied=[names for names in weights.ties(values) if len(names) > 1],
         verified=checkpoint.verify(values.items()),
     )
     done.converted = _convert(checkpoint.path, values, dtype) if dtype else {}
-    done.not_finite = not_finite(values)
+    done.not_finite = weights.not_finite(values)
     _write(checkpoint, values, target)
     done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
     return done
@@ -147,8 +137,8 @@ def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str
     """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many."""
     counts: Counter[str] = Counter()
     try:
-        refuse_endless(values)
-        for first, *others in ties(values):
+        weights.refuse_endless(values)
+        for first, *others in weights.ties(values):
             old = values[first]
             if old.is_floating_point() and old.dtype != dtype:
                 values |= dict.fromkeys([first, *others], old.to(dtype))
@@ -173,7 +163,7 @@ def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) ->
             if device != "cpu"
         ],
         "converted": [f"{n} tensors from {dtypes}" for dtypes, n in done.converted.items()],
-        "not_finite": not_finite_note(done.not_finite, done.names),
+        "not_finite": weights.not_finite_note(done.not_finite, done.names),
         "cloned": some(done.cloned),
         "tied": some(" = ".join(names) for names in done.tied),
         "left_out": some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
@@ -199,7 +189,7 @@ def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> N
 
 def _write_torch(values: Mapping[str, Any], path: Path) -> None:
     written = dict(values)
-    for names in ties({key: values[key] for key in oversized(values)}):
+    for names in weights.ties({key: values[key] for key in weights.oversized(values)}):
         written |= dict.fromkeys(names, values[names[0]].clone())
     # torch's own writer takes small steps: with large ones the whole takes half the time.
     with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
@@ -210,10 +200,10 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
     """The format has no sharing: ties go into its notes."""
     state, notes = {}, {"format": "pt"}
     for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
-        what = describe(values[key])
+        what = weights.describe(values[key])
         raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
-    refuse_endless(values)
-    for first, *others in ties(values):
+    weights.refuse_endless(values)
+    for first, *others in weights.ties(values):
         value = values[first].resolve_conj().resolve_neg()  # bits that the format lacks
         is_whole = value.nbytes == value.untyped_storage().nbytes() and value.is_contiguous()
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)

@@ -8,27 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from torchclinic.checkpoint_files import reading, weights
 from torchclinic.checkpoint_files.keys import clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.pickles import StandIn, walk
-from torchclinic.checkpoint_files.reading import (
-    Checkpoint,
-    CheckpointError,
-    open_checkpoint,
-    shard_note,
-)
-from torchclinic.checkpoint_files.reports import Report, lines, some
-from torchclinic.checkpoint_files.weights import (
-    choose,
-    describe,
-    described,
-    kind_of,
-    not_finite,
-    not_finite_note,
-    oversized,
-    split,
-    state_dicts,
-    ties,
-)
+from torchclinic.checkpoint_files.reports import Report, ends, lines, some
 from torchclinic.tables import in_bytes
 
 QUICK = 200e6  # bytes whose checksums take no time worth an option
@@ -80,16 +63,16 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     >>> found.weights_at, list(found.keys), found.prefixes
     ('model', ['module.weight', 'module.bias'], {'module.': 2})
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = reading.open_checkpoint(path)
     where, keys, names, note = None, {}, {}, ""
     try:
-        where, state = choose(checkpoint.tree, checkpoint.path)
+        where, state = weights.choose(checkpoint.tree, checkpoint.path)
         keys = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         names = clean_names(checkpoint.path, keys, checkpoint.tree)
-        split(state, checkpoint.path)  # what fix would refuse
-    except CheckpointError as error:
+        weights.split(state, checkpoint.path)  # what fix would refuse
+    except reading.CheckpointError as error:
         note = str(error)
-    groups = ties(keys)
+    groups = weights.ties(keys)
     size = sum(file.stat().st_size for file in checkpoint.files)
     reads = verify or (verify is None and size < QUICK)
     found = Report(
@@ -101,13 +84,13 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         devices={k: checkpoint.device(t) for k, t in keys.items()} if checkpoint.devices else {},
         prefixes=removed_prefixes(names),
         shared=[names for names in groups if len(names) > 1],
-        oversized=oversized(keys),
+        oversized=weights.oversized(keys),
         checksums=_checksums(checkpoint, reads),
-        not_finite=not_finite(keys) if reads else None,
+        not_finite=weights.not_finite(keys) if reads else None,
         imports=checkpoint.imports,
     )
     found.advice = [note] if note else list(_advice(found, Path(path)))
-    others = [name for name in state_dicts(checkpoint.tree) if name != where]
+    others = [name for name in weights.state_dicts(checkpoint.tree) if name != where]
     found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", others)
     return found
 
@@ -115,12 +98,14 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
 def _contents(tree: Any, where: str | None) -> dict[str, str]:
     """Names and descriptions of what is at the top level; of weights, what is beside them."""
     if not isinstance(tree, dict) or isinstance(tree, StandIn):
-        return {"": describe(tree)}
-    inside = described({k: v for k, v in tree.items() if where or not isinstance(v, Tensor)})
-    return inside if where else {"": describe(tree)} | inside
+        return {"": weights.describe(tree)}
+    inside = weights.described(
+        {k: v for k, v in tree.items() if where or not isinstance(v, Tensor)}
+    )
+    return inside if where else {"": weights.describe(tree)} | inside
 
 
-def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
+def _checksums(checkpoint: reading.Checkpoint, wanted: bool) -> str:
     if not checkpoint.checksums:
         return "none in this file"
     if not wanted:
@@ -131,7 +116,7 @@ def _checksums(checkpoint: Checkpoint, wanted: bool) -> str:
 
 def _advice(found: Report, path: Path) -> Iterator[str]:
     """Sentences on what to do next."""
-    if note := shard_note(path):
+    if note := reading.shard_note(path):
         yield f"This is {note}"
         return
     if found.imports:
@@ -154,20 +139,18 @@ def _text(found: Report, head: str, others: list[str]) -> str:
         f"{name}{': ' * bool(name)}{what}{' (the weights)' * (name == found.weights_at)}"
         for name, what in found.contents.items()
     ]
-    if len(holds) > 15:
-        holds[12:-2] = [f"... {len(holds) - 14:,} more ..."]
     finite = "not read: verify=True (--verify) looks for NaN and inf"
     if found.not_finite is not None:
-        finite = not_finite_note(found.not_finite, keys)
+        finite = weights.not_finite_note(found.not_finite, keys)
     total = f"{len(keys):,} tensors, {found.parameters:,} numbers, "
-    total += in_bytes(sum(keys[names[0]].nbytes for names in ties(keys)))
+    total += in_bytes(sum(keys[names[0]].nbytes for names in weights.ties(keys)))
     if found.devices:
         total += f", saved on {', '.join(sorted({*found.devices.values()}))}"
     return lines(
         file=head,
         checksums=found.checksums,
         not_finite=finite,
-        holds=holds,
+        holds=ends(holds),
         or_take=[f"{name or 'the top level'}: --key {name or repr(name)}" for name in others],
         table="\n" + "\n".join([*_table(keys), ""]) if keys else "",
         total=total if keys else "",
@@ -186,7 +169,5 @@ def _text(found: Report, head: str, others: list[str]) -> str:
 def _table(keys: Mapping[str, Tensor]) -> list[str]:
     """A line a tensor: name, shape, dtype."""
     names = {key: key if len(key) < 45 else f"{key[:20]}...{key[-21:]}" for key in keys}
-    rows = [f"  {names[key]:44}  {kind_of(tensor)}" for key, tensor in keys.items()]
-    return (
-        [*rows[:12], f"  ... {len(rows) - 16:,} more ...", *rows[-4:]] if len(rows) > 17 else rows
-    )
+    rows = [f"  {names[key]:44}  {weights.kind_of(tensor)}" for key, tensor in keys.items()]
+    return ends(rows, "  ")

@@ -49,6 +49,13 @@ def some(names: Iterable[object], count: int = 4, between: str = ", ") -> str:
     return between.join(names[:count] + more)
 
 
+def ends(rows: list[str], indent: str = "") -> list[str]:
+    """The first twelve rows and the last four, and how many are between them."""
+    if len(rows) < 18:
+        return rows
+    return [*rows[:12], f"{indent}... {len(rows) - 16:,} more ...", *rows[-4:]]
+
+
 def counted(keys: Iterable[str]) -> str:
     """As in ``2: fc.weight, fc.bias``, and nothing for none."""
     keys = list(keys)
