@@ -13,6 +13,7 @@ import pytest
 import torch
 from running import NO_CHECKSUMS
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
 
 from torchladder import checkpoint
 from torchladder.checkpoint import files_in
@@ -81,21 +82,13 @@ def end_of(folder):
     return saved
 
 
-def assert_equal(one, other, name="checkpoint"):
+def assert_equal(one, other):
     """Bit for bit, all the way down."""
-    assert type(one) is type(other), name
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key in one:
-            assert_equal(one[key], other[key], f"{name}[{key!r}]")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), name
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            assert_equal(*pair, f"{name}[{i}]")
-    else:
-        assert one == other, name
+    assert tree_structure(one) == tree_structure(other)
+    for (path, leaf), also in zip(tree_leaves_with_path(one), tree_leaves(other), strict=True):
+        assert type(leaf) is type(also), path
+        equal = torch.equal(leaf, also) if isinstance(leaf, torch.Tensor) else leaf == also
+        assert equal, path
 
 
 def launched(folder, **options):
