@@ -49,7 +49,7 @@ sys.stdout.reconfigure(line_buffering=True)  # or a fork would print the same on
 
 
 def run_in(folder, **environment):
-    """As a new Python would; in a child of one that has torch, so that nothing is imported twice."""
+    """As a new Python would; in a child of one that has torch, so torch is imported once."""
     os.chdir(folder)
     os.environ |= environment
     sys.path.insert(0, str(folder))
