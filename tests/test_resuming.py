@@ -106,11 +106,8 @@ def killed(folder, die_after, **options):
 @pytest.mark.parametrize(
     ("kills", "options"),
     [
-        ([STEPS], {}),  # between two epochs
-        pytest.param([STEPS + 5], {}, marks=long),  # in the middle of one, after the save at step 9
+        ([STEPS], {"checkpoint_every": None}),  # between two epochs
         pytest.param([STEPS + 5], {"checkpoint_every": 1}, marks=long),  # right after a save
-        # back to the epoch's beginning
-        pytest.param([STEPS + 5], {"checkpoint_every": None}, marks=long),
         ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
         pytest.param([STEPS + 5], {"precision": "fp16-mixed"}, marks=long),
         ([STEPS + 5, 4], {"workers": 1}),
@@ -207,8 +204,7 @@ def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks,
     assert whole["step"] == moved["step"] == 3 * STEPS
     assert len(moved["rng"]) == 3 - ranks
     assert whole["optimizer"]["param_groups"] == moved["optimizer"]["param_groups"]
-    for name, tensor in whole["model"].items():
-        torch.testing.assert_close(moved["model"][name], tensor, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moved["model"], whole["model"], rtol=1e-9, atol=1e-12)
     for one, other in zip(whole["history"], moved["history"], strict=True):
         assert other == pytest.approx(one, rel=1e-5)
     change = f"world_size {ranks} -> {3 - ranks}, so the numbers are not those of an unbroken run"
