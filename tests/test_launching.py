@@ -440,7 +440,7 @@ import torch.distributed as dist
 from torchladder.launching import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
 def sleep():
-    print(os.getpid(), flush=True)
+    print(os.getpid())
     time.sleep(6000)
 print(launch(dist.get_rank), flush=True)
 try:
