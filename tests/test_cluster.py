@@ -5,12 +5,9 @@ import importlib.util
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,24 +19,7 @@ from torchladder import data, models
 from torchladder.launching import launch
 
 SBATCH = ROOT / "cluster" / "torchrun.sbatch"
-
-
-def run(command, *, env, timeout, cwd):
-    """A command with all that it starts; nothing of it is left."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | env
-    command = [str(word) for word in command]
-    started = subprocess.Popen(
-        command, **streams, text=True, env=env, cwd=cwd, start_new_session=True
-    )
-    try:
-        output, _ = started.communicate(timeout=timeout)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 0, output[-3000:]
-    return output
-
+WITHOUT_GPUS = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 # --- Slurm ----------------------------------------------------------------------------------------
 
@@ -82,7 +62,8 @@ def slurm(tmp_path):
     for name, text in {"scontrol": SCONTROL, "srun": SRUN, "torchrun": TORCHRUN}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    return {
+    return WITHOUT_GPUS | {
+        "EPOCHS": "1",
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_JOB_ID": str(free_port() - 29400),
         "SLURM_JOB_NUM_NODES": "2",
@@ -103,11 +84,11 @@ def free_port():
 
 @pytest.mark.long
 def test_the_sbatch_script_trains_on_two_nodes_and_goes_on_when_it_is_requeued(slurm):
-    output = run(["bash", SBATCH], env=slurm | {"EPOCHS": "1"}, timeout=200, cwd=ROOT)
+    output = ran("bash", SBATCH, env=slurm, timeout=200, cwd=ROOT)
     assert f"job {slurm['SLURM_JOB_ID']}, start 1, nodes localhost localhost" in output
     assert re.findall(r"epoch (\d):", output) == ["1"]
-    again = slurm | {"EPOCHS": "1", "SLURM_RESTART_COUNT": "1"}
-    output = run(["bash", SBATCH], env=again, timeout=200, cwd=ROOT)
+    slurm["SLURM_RESTART_COUNT"] = "1"
+    output = ran("bash", SBATCH, env=slurm, timeout=200, cwd=ROOT)
     assert "start 2" in output
     assert re.findall(r"epoch (\d):", output) == []  # it is not trained again
 
@@ -155,12 +136,12 @@ def train_as_rung_4(epochs):
 def test_ray_trains_with_two_workers_to_the_accuracy_of_rung_4(tmp_path):
     if not importlib.util.find_spec("ray"):  # importing it would set variables
         pytest.skip('no Ray here: pip install "ray[train]"')
-    program = [sys.executable, ROOT / "cluster" / "ray_train.py", "--epochs", "2"]
+    program = ["python", ROOT / "cluster" / "ray_train.py", "--epochs", "2"]
     storage = ["--storage", tmp_path / "storage"]
     # Not in tmp_path: the names of Ray's sockets would be too long there.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short:
-        env = {"PYTHONPATH": str(ROOT / "src"), "RAY_TMPDIR": short}
-        output = run([*program, *storage], env=env, timeout=900, cwd=tmp_path)
+        env = WITHOUT_GPUS | {"PYTHONPATH": str(ROOT / "src"), "RAY_TMPDIR": short}
+        output = ran(*program, *storage, env=env, timeout=900, cwd=tmp_path)
     by_ray = float(re.search(r"^2 workers, test accuracy ([\d.]+)%$", output, re.MULTILINE)[1])
     rung_4 = 100 * launch(train_as_rung_4, 2, timeout=600)[0]
     assert abs(by_ray - rung_4) < 2

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from test_rungs import FAST, few_images, run, run_here, run_on_ranks
+from test_rungs import FAST, few_images, run_here, run_on_ranks
 
 from torchladder import data
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_it_trains_says_what_it_waits_for_and_traces_both_ranks(tmp_path):
     options = ["--no-compile", "--epochs", 1, "--workers", 1, "--lr", 0.1, "--report", 40]
     options += ["--data", data.BUNDLED, "--bucket-mb", 0.1, "--trace", tmp_path]
-    done = run(FAST.name, *options)
+    done = run_on_ranks(FAST.name, *options)
     assert done.returncode == 0, done.stderr
     times = r"data [\d.]+, forward [\d.]+, backward [\d.]+, update [\d.]+ ms per step"
     assert re.findall(rf"step (\d+): {times}, peak [\d,]+ MiB", done.stdout) == ["40", "80"]
@@ -35,8 +35,7 @@ def test_two_small_batches_per_step_are_one_of_twice_the_size(tmp_path):
         done = run_on_ranks(FAST.name, "--data", few, *options, *exact)
         assert done.returncode == 0, done.stderr
         states.append(torch.load(tmp_path / "a.pt"))
-    one, two = states
-    assert all(torch.allclose(one[key], two[key], rtol=0, atol=1e-5) for key in one)
+    torch.testing.assert_close(*states, rtol=0, atol=1e-5)
 
 
 @pytest.mark.long

@@ -15,9 +15,8 @@ KILL = "        schedule.last_epoch == 12 and rank == 1 and os.kill(os.getpid(),
 DROPOUT = "nn.Linear(400, 120), nn.ReLU(), nn.Dropout(0.3),"
 
 
-def same_to(tolerance, one, other):
-    one, other = torch.load(one), torch.load(other)
-    return all(torch.allclose(one[key], other[key], rtol=0, atol=tolerance) for key in one)
+def assert_same_to(tolerance, *paths):
+    torch.testing.assert_close(*map(torch.load, paths), rtol=0, atol=tolerance)
 
 
 @pytest.fixture(params=RESUMING)
@@ -49,7 +48,7 @@ def test_after_the_loss_of_a_rank_as_many_end_to_the_bit_as_if_nothing_was_lost(
     assert len(list((tmp_path / "2").iterdir())) == 1
     resumed = train("resumed", "2", 2, dropout=True)
     assert re.findall(r"epoch (\d)", resumed.stdout) == ["3", "4"], resumed.stderr
-    assert same_to(0, tmp_path / "whole", tmp_path / "resumed")
+    assert_same_to(0, tmp_path / "whole", tmp_path / "resumed")
 
 
 @pytest.mark.slow
@@ -61,5 +60,5 @@ def test_fewer_or_more_ranks_go_on_and_end_within_a_ten_thousandth(train, tmp_pa
         shutil.copytree(tmp_path / "2", tmp_path / f"on_{ranks}")
         resumed = train(f"by_{ranks}", f"on_{ranks}", ranks)
         assert re.findall(r"epoch (\d)", resumed.stdout) == ["3", "4"], resumed.stderr
-        assert same_to(1e-4, tmp_path / "whole", tmp_path / f"by_{ranks}")
+        assert_same_to(1e-4, tmp_path / "whole", tmp_path / f"by_{ranks}")
         assert len(list((tmp_path / f"on_{ranks}").glob("*/__*.distcp"))) in (0, ranks)

@@ -1,6 +1,7 @@
 """What only a GPU shows, of more than one module; the rest stands beside each module's tests."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -15,12 +16,7 @@ from torchladder.models import LeNet
 from torchladder.training import train
 
 pytestmark = pytest.mark.gpu
-
-
-def assert_close(state, expected, **tolerance):
-    assert state.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(state[name].cpu(), tensor.cpu(), msg=name, **tolerance)
+assert_close = partial(torch.testing.assert_close, check_device=False)
 
 
 def test_batches_arrive_whole_by_every_way_to_the_gpu():

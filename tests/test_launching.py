@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -171,15 +171,6 @@ def test_prints_are_shown_as_asked(capsys):
         assert capsys.readouterr().out == expected
 
 
-def test_rank_0_is_shown_while_it_works(tmp_path):
-    def tell_and_wait():
-        print("first")
-        wait_until(lambda: (tmp_path / "shown").read_text() == "first\n")
-
-    with (tmp_path / "shown").open("w") as shown, redirect_stdout(shown):
-        launch(tell_and_wait)
-
-
 def test_a_megabyte_of_prints_blocks_nobody(capsys):
     launch(lambda: print("x" * 1_000_000), show="all", timeout=HANG)
     assert len(capsys.readouterr().out) == 2_000_000 + len("\n[rank 1] \n")
@@ -227,7 +218,6 @@ def test_a_rank_out_of_memory_is_named_and_the_other_is_told_that_it_is_gone(tmp
         launch(train, timeout=HANG, backend="gloo")
     assert (caught.value.rank, caught.value.kind) == (1, "OutOfMemoryError")
     assert launching.PEER_IS_GONE.search((tmp_path / "rank 0, step 1").read_text())
-    assert launch(dist.get_rank) == [0, 1]
 
 
 def abort(last_words):
@@ -258,7 +248,6 @@ def test_a_rank_that_dies_is_blamed_rather_than_the_one_that_waits_for_it(die, h
     with pytest.raises(LaunchError, match=f"^rank 1 of 3 {how}") as caught:
         launch(work, world_size=3, timeout=HANG)
     assert caught.value.kind is None
-    assert launch(dist.get_rank) == [0, 1]
 
 
 @pytest.mark.parametrize(("extra", "aborted"), [(7, 1), (5000, 0)])
@@ -272,18 +261,17 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, 
         for _ in range(20):  # the first may end before the other rank is aborted
             dist.all_reduce(torch.ones(1000))
 
-    for _ in range(2):
-        with pytest.raises(LaunchError, match="distributed collective mismatch") as caught:
-            launch(work, timeout=HANG)
-        message = str(caught.value)
-        assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: ")  # by gloo
-        first, _, then = message.partition(f"rank {aborted} was at:")[2].partition("rank ")
-        lines = {aborted: first, 1 - aborted: then}
-        assert "dist.all_reduce(torch.ones(extra))" in lines[1]
-        assert "dist.all_reduce(torch.ones(1000))" in lines[0]
-        assert f"{__file__}, line " in first
-        # In its traceback; or where it is, if gloo has not told it that the other is gone.
-        assert re.search(rf'{re.escape(__file__)}"?, line \d', then)
+    with pytest.raises(LaunchError, match="distributed collective mismatch") as caught:
+        launch(work, timeout=HANG)
+    message = str(caught.value)
+    assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: ")  # by gloo
+    first, _, then = message.partition(f"rank {aborted} was at:")[2].partition("rank ")
+    lines = {aborted: first, 1 - aborted: then}
+    assert "dist.all_reduce(torch.ones(extra))" in lines[1]
+    assert "dist.all_reduce(torch.ones(1000))" in lines[0]
+    assert f"{__file__}, line " in first
+    # In its traceback; or where it is, if gloo has not told it that the other is gone.
+    assert re.search(rf'{re.escape(__file__)}"?, line \d', then)
 
 
 def test_a_rank_that_goes_on_after_another_has_aborted_is_asked_where_it_is():
@@ -452,7 +440,7 @@ import torch.distributed as dist
 from torchladder.launching import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
 def sleep():
-    print(os.getpid(), flush=True)
+    print(os.getpid())
     time.sleep(6000)
 print(launch(dist.get_rank), flush=True)
 try:

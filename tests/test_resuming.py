@@ -13,6 +13,7 @@ import pytest
 import torch
 from running import NO_CHECKSUMS
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
 
 from torchladder import checkpoint
 from torchladder.checkpoint import files_in
@@ -81,21 +82,13 @@ def end_of(folder):
     return saved
 
 
-def assert_equal(one, other, name="checkpoint"):
+def assert_equal(one, other):
     """Bit for bit, all the way down."""
-    assert type(one) is type(other), name
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key in one:
-            assert_equal(one[key], other[key], f"{name}[{key!r}]")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), name
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            assert_equal(*pair, f"{name}[{i}]")
-    else:
-        assert one == other, name
+    assert tree_structure(one) == tree_structure(other)
+    for (path, leaf), also in zip(tree_leaves_with_path(one), tree_leaves(other), strict=True):
+        assert type(leaf) is type(also), path
+        equal = torch.equal(leaf, also) if isinstance(leaf, torch.Tensor) else leaf == also
+        assert equal, path
 
 
 def launched(folder, **options):
@@ -114,20 +107,17 @@ def killed(folder, die_after, **options):
 @pytest.mark.parametrize(
     ("kills", "options"),
     [
-        ([STEPS], {}),  # between two epochs
-        pytest.param([STEPS + 5], {}, marks=long),  # in the middle of one, after the save at step 9
+        ([STEPS], {"checkpoint_every": None}),  # between two epochs
         pytest.param([STEPS + 5], {"checkpoint_every": 1}, marks=long),  # right after a save
-        # back to the epoch's beginning
-        pytest.param([STEPS + 5], {"checkpoint_every": None}, marks=long),
         ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
         pytest.param([STEPS + 5], {"precision": "fp16-mixed"}, marks=long),
         ([STEPS + 5, 4], {"workers": 1}),
         ([STEPS + 5], {**ON_TWO_RANKS, "rank_to_die": 1}),
         # From three ranks on, the order of a sum depends on the gradient's place in DDP's buckets.
-        ([STEPS + 5], ON_FOUR_RANKS),
-        ([STEPS], {**ON_THREE_RANKS, "adam": True}),
-        pytest.param([STEPS + 5], {**ON_THREE_RANKS, "rank_to_die": 2}, marks=long),
-        pytest.param([STEPS + 5], {**ON_FOUR_RANKS, "adam": True}, marks=long),
+        ([STEPS + 5], {**ON_THREE_RANKS, "rank_to_die": 2}),
+        ([STEPS + 5], {**ON_FOUR_RANKS, "adam": True}),
+        pytest.param([STEPS], {**ON_THREE_RANKS, "adam": True}, marks=long),
+        pytest.param([STEPS + 5], ON_FOUR_RANKS, marks=long),
     ],
 )
 def test_a_killed_run_ends_like_one_that_was_not_bit_for_bit(tmp_path, kills, options):
@@ -217,8 +207,7 @@ def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks,
     assert whole["step"] == moved["step"] == 3 * STEPS
     assert len(moved["rng"]) == 3 - ranks
     assert whole["optimizer"]["param_groups"] == moved["optimizer"]["param_groups"]
-    for name, tensor in whole["model"].items():
-        torch.testing.assert_close(moved["model"][name], tensor, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moved["model"], whole["model"], rtol=1e-9, atol=1e-12)
     for one, other in zip(whole["history"], moved["history"], strict=True):
         assert other == pytest.approx(one, rel=1e-5)
     change = f"world_size {ranks} -> {3 - ranks}, so the numbers are not those of an unbroken run"

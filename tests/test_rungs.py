@@ -200,9 +200,7 @@ def test_rung_6_on_a_mesh_of_2_x_2_trains_as_rung_5_on_four_ranks(tmp_path):
         done = run_on_ranks(name, *options, nproc=4)
         assert done.returncode == 0, done.stderr
         states.append(torch.load(tmp_path / "a.pt"))
-    for one, other in zip(*(state.items() for state in states), strict=True):
-        assert one[0] == other[0]
-        torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(*states, rtol=0, atol=1e-4)
 
 
 def test_rung_6_says_which_numbers_of_copies_its_processes_do_not_allow():

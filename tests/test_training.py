@@ -30,10 +30,6 @@ def as_pair(data):
     )
 
 
-def assert_equal_parameters(one, other):
-    assert all(map(torch.equal, one.parameters(), other.parameters()))
-
-
 @pytest.mark.slow
 def test_the_seed_alone_decides_order_and_dropout_bit_for_bit(data):
     def trained(data, **options):

@@ -29,14 +29,13 @@ def trained(*, batch_size, rung="cpu", as_pair=False):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("as_pair", [False, True])
-def test_two_ranks_with_batch_b_equal_one_process_with_batch_2b(as_pair):
+def test_two_ranks_with_batch_b_of_a_pair_equal_one_process_with_batch_2b():
+    """Of the book's own sets, test_resuming.py shows it with another number of ranks."""
     expected, numbers = trained(batch_size=128)
-    one, other = launch(trained, batch_size=64, rung="ddp", as_pair=as_pair)
+    one, other = launch(trained, batch_size=64, rung="ddp", as_pair=True)
     assert all(torch.equal(tensor, other[0][name]) for name, tensor in one[0].items())
     assert one[1] == other[1]
-    for name, tensor in expected.items():
-        torch.testing.assert_close(one[0][name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+    torch.testing.assert_close(one[0], expected, rtol=1e-9, atol=1e-12)
     for mine, theirs in zip(numbers, one[1], strict=True):
         assert theirs == pytest.approx(mine, rel=1e-5)
 
@@ -84,13 +83,12 @@ def evaluated(test):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("test", [6, 7])
-def test_padding_images_are_not_counted_twice(test):
-    """60 images are 20 for each of three ranks; 70 cannot be shared out evenly."""
+def test_padding_images_are_not_counted_twice():
+    """70 images cannot be shared out evenly among three ranks."""
     torch.manual_seed(0)
-    expected = evaluate(LeNet(), dataloader(part_of_the_data(1, test), "test"))
-    for metrics in launch(evaluated, test, world_size=3):
-        assert metrics.count == expected.count == 10 * test
+    expected = evaluate(LeNet(), dataloader(part_of_the_data(1, 7), "test"))
+    for metrics in launch(evaluated, 7, world_size=3):
+        assert metrics.count == expected.count == 70
         assert metrics.accuracy == expected.accuracy
         assert metrics.loss == pytest.approx(expected.loss, rel=1e-6)
 

@@ -159,15 +159,11 @@ good("parameters", lambda _: dict(net().named_parameters()) | dict(net().named_b
 good("data_parallel", lambda _: DataParallel(net()).state_dict(), prefix="module.")
 good("ddp_with_optimizer", ddp_with_optimizer, at="model", prefix="module.")
 good("compiled", lambda _: torch.compile(net()).state_dict(), prefix="_orig_mod.")
-good("compiled_data_parallel", lambda _: torch.compile(DataParallel(net())).state_dict(),
-     prefix="_orig_mod.module.")  # fmt: skip
 good("wrapped_three_times", prefix="_orig_mod.module._orig_mod.",
      make=lambda _: torch.compile(DataParallel(torch.compile(net()))).state_dict())  # fmt: skip
 good("compiled_submodule", lambda _: with_inner(torch.compile), prefix="_orig_mod.")
 good("data_parallel_submodule", lambda _: with_inner(DataParallel), needs_model=True)
 good("averaged", lambda _: AveragedModel(net()).state_dict(), prefix="module.")
-good("averaged_data_parallel", lambda _: AveragedModel(DataParallel(net())).state_dict(),
-     prefix="module.module.")  # fmt: skip
 good("part_of_a_larger_model", needs_model=True, more=True,
      make=lambda _: nn.ModuleDict({"body": net(), "neck": net(Tied)}).state_dict())  # fmt: skip
 good("fsdp", lambda _: renamed("", "_fsdp_wrapped_module."), prefix="_fsdp_wrapped_module.")

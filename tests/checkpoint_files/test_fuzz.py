@@ -14,7 +14,7 @@ from collections import Counter
 
 import pytest
 import torch
-from kinds_of_files import OLD, Boom, legacy, net, plain, safetensors_file, saved, shards
+from kinds_of_files import OLD, Boom, legacy, net, plain, repacked, safetensors_file, saved, shards
 
 from torchclinic.checkpoint_files import (
     CheckpointError,
@@ -66,17 +66,6 @@ def mutated(data, chance):
     return bytes(data)
 
 
-def mutate_inside(path, chance):
-    """Change data.pkl and make the archive right again, so that the pickle itself is read."""
-    with zipfile.ZipFile(path) as old:
-        entries = {name: old.read(name) for name in old.namelist()}
-    name = next(name for name in entries if name.endswith("/data.pkl"))
-    entries[name] = mutated(entries[name], chance)
-    with zipfile.ZipFile(path, "w") as new:
-        for name, data in entries.items():
-            new.writestr(name, data)
-
-
 def mutant(seed, folder, chance):
     """A damaged copy of a whole file or folder."""
     path = folder / seed.name
@@ -86,10 +75,9 @@ def mutant(seed, folder, chance):
         victim.write_bytes(mutated(victim.read_bytes(), chance))
         return path
     shutil.copy(seed, path)
-    if zipfile.is_zipfile(path) and chance.random() < 0.6:
-        mutate_inside(path, chance)
-    else:
-        path.write_bytes(mutated(path.read_bytes(), chance))
+    if zipfile.is_zipfile(path) and chance.random() < 0.6:  # the pickle itself is to be read
+        return repacked(path, lambda name, data: mutated(data, chance) if "pkl" in name else data)
+    path.write_bytes(mutated(path.read_bytes(), chance))
     return path
 
 

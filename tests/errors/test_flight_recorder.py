@@ -145,14 +145,15 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path, monkeyp
     del lacks["entries"][0]["collective_seq_id"]
     whole = pickle.dumps(good, 2)
     slow_key = whole[:-1] + b"NN\x86" + b"q\xffh\xff\x86" * 60 + b"Ns."  # t = (t, t), 60 times
-    deep, same_hash = b"]" * 50_000 + b"a" * 49_999, [k * (2**61 - 1) for k in range(40_000)]
+    deep = b"]" * 50_000 + b"a" * 49_999
     odd = [{"collective_seq_id": float("inf")}, {"time_created_ns": 10**400}]
     odd += [{"process_group": ("0", ["x"])}, {"frames": [{"filename": "a", "line": {}}]}]
     odd = [pickle.dumps(dump({**entry(), **fields}), 2) for fields in odd]
     for name, content, sentence in [
         *(("trace_1", dump, "trace_1 has the form 2.4") for dump in odd),
         ("trace_1", whole.replace(b"K\x03", deep), "trace_1 has the form 2.4"),
-        ("trace_1", pickle.dumps(good | {"x": dict.fromkeys(same_hash)}, 2), "trace_1 is no dump"),
+        # No numbers as keys: thousands can have one hash.
+        ("trace_1", pickle.dumps(good | {"x": {2**61 - 1: None}}, 2), "trace_1 is no dump"),
         ("trace_1", pickle.dumps(good | {"version": "3\x1b[2J"}, 2), "has the form 3?[2J, and"),
         ("\r\nrank 0: fine\x1b_1", whole[:-40], "??rank 0: fine?_1 is cut off"),
         ("trace_1", whole[:-40], "trace_1 is cut off"),

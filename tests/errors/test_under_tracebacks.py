@@ -58,17 +58,6 @@ def test_in_a_kernel_each_known_error_is_followed_by_one_line_and_no_other_by_an
         assert not known or outputs[-1] == THE_LINE, source
 
 
-@pytest.mark.slow
-def test_in_plain_ipython_the_line_is_printed_too(tmp_path):
-    lines = ["%load_ext torchclinic", "from torch import nn", LOAD, "1 / 0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
-        input="\n".join(lines), capture_output=True, text=True, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.stdout.count(LINE) == 1
-    assert done.stdout.index("RuntimeError: Error(s)") < done.stdout.index(THE_LINE)
-
-
 def test_the_link_is_there_only_where_the_notebook_of_the_entry_is(tmp_path):
     shown = []
     with mock.patch("IPython.display.display", lambda data, raw: shown.append(data)):
