@@ -1,0 +1,257 @@
+"""`rungs/gpt.py` computes the same on every rung, and goes on from any moment on any other."""
+
+import json
+import os
+import random
+import re
+import runpy
+import shutil
+import signal
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from running import ROOT
+from safetensors.torch import load_file
+from test_rungs import run_here, run_on_ranks
+
+from torchladder.launching import LaunchError
+
+PROGRAM = ROOT / "rungs" / "gpt.py"
+KINDS = {"none": 1, "ddp": 2, "fsdp": 2, "hsdp": 4}
+SMALL = [
+    "--layers",
+    2,
+    "--width",
+    16,
+    "--kv-heads",
+    2,
+    "--context",
+    16,
+    "--steps",
+    20,
+    "--batch",
+    24,
+]
+SMALL += ["--warm-up", 5, "--save-every", 10, "--log-every", 2, "--peak", 1]
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return SimpleNamespace(**runpy.run_path(str(PROGRAM), run_name="read"))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A text of 8 letters, each of which mostly follows the one before."""
+    chance = np.random.default_rng(0)
+    steps = np.where(chance.random(12_000) < 0.8, 1, chance.integers(0, 8, 12_000))
+    path = tmp_path_factory.mktemp("data") / "tokens.npy"
+    np.save(path, (np.cumsum(steps) % 8).astype(np.uint8))
+    return path
+
+
+def run(out, tokens, *options, parallel="none", ranks=None, program=PROGRAM):
+    ranks = ranks or KINDS[parallel]
+    options = ["--out", out, "--data", tokens, "--parallel", parallel, *SMALL, *options]
+    options += ["--export", out / "weights.safetensors"]
+    options += ["--shard", 2] * (parallel == "hsdp")
+    on_ranks = ranks > 1
+    done = run_on_ranks(program, *options, nproc=ranks) if on_ranks else run_here(program, *options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def losses(out):
+    rows = list(map(json.loads, (out / "log.jsonl").read_text().splitlines()))
+    return {row["step"]: (row["loss"], row["validation"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def whole(tokens, tmp_path_factory):
+    """A run of one process that nothing has stopped."""
+    run(out := tmp_path_factory.mktemp("whole") / "out", tokens)
+    return out
+
+
+def back_to_the_middle(out, new):
+    """A copy of a run in which only the checkpoint of step 10 is left."""
+    shutil.copytree(out, new)
+    shutil.rmtree(new / "step-00000020")
+    return new
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "options"),
+    [("none", 1, ["--micro", 6]), ("ddp", 2, ["--micro", 3]), ("ddp", 4, []),
+     ("fsdp", 4, ["--micro", 3]), ("hsdp", 4, ["--micro", 3]), ("fsdp", 2, ["--recompute"])],
+)  # fmt: skip
+def test_every_rung_number_of_ranks_and_accumulation_learns_the_same(
+    whole, tokens, tmp_path, parallel, ranks, options
+):
+    run(tmp_path / "out", tokens, *options, parallel=parallel, ranks=ranks)
+    one, other = losses(whole), losses(tmp_path / "out")
+    assert one.keys() == other.keys() == set(range(2, 21, 2))
+    for step in one:
+        assert other[step] == pytest.approx(one[step], rel=2e-5), step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", KINDS)
+def test_a_checkpoint_of_every_rung_goes_on_on_every_other(whole, tokens, tmp_path, before):
+    run(tmp_path / before, tokens, parallel=before)
+    for after in KINDS:
+        moved = back_to_the_middle(tmp_path / before, tmp_path / f"{before} to {after}")
+        done = run(moved, tokens, parallel=after)
+        assert "from step 10\n" in done.stdout
+        assert losses(moved)[20] == pytest.approx(losses(whole)[20], rel=2e-5), after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 3), ("fsdp", 2)])
+def test_a_run_killed_at_any_moment_ends_like_the_unbroken_one_bit_for_bit(
+    tokens, tmp_path, parallel, ranks
+):
+    how = {"parallel": parallel, "ranks": ranks}
+    more = ["--dropout", 0.2, "--save-every", 3]
+    run(tmp_path / "whole", tokens, *more, **how)
+    chance, program = random.Random(0), tmp_path / "killed.py"
+    for rows in (1, 3, 5):  # of the log; then at some moment
+        words = {"log": str(tmp_path / "out" / "log.jsonl"), "program": str(PROGRAM), "rows": rows}
+        program.write_text(KILLED.format(**words, seconds=chance.uniform(0, 0.1)))
+        with pytest.raises(LaunchError, match="killed by SIGKILL"):
+            run(tmp_path / "out", tokens, *more, program=program, **how)
+    run(tmp_path / "out", tokens, *more, **how)
+    assert_equal(tmp_path / "whole", tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("step-*"))) == 2
+
+
+KILLED = """import os, pathlib, runpy, signal, threading, time
+
+def kill():
+    log = pathlib.Path({log!r})
+    while not log.exists() or log.read_text().count("\\n") < {rows}:
+        time.sleep(0.001)
+    time.sleep({seconds})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "1":
+    threading.Thread(target=kill, daemon=True).start()
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+def assert_equal(out, other):
+    one, other = (load_file(folder / "weights.safetensors") for folder in (out, other))
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
+    out, rows = tmp_path / "out", []
+
+    def look():
+        while not rows:
+            rows.extend((out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else "")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    usual = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=look).start()
+    options = ["--out", out, "--data", tokens, *SMALL]
+    done = run_here(PROGRAM, *options)
+    signal.signal(signal.SIGTERM, usual)
+    assert done.returncode == 1
+    step = int(
+        re.search(r"SIGTERM: saved after step (\d+); the same command goes on", done.stderr)[1]
+    )
+    assert 2 <= step < 20
+    assert f"from step {step}\n" in run(out, tokens).stdout
+    assert_equal(out, whole)
+
+
+def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
+    cases = [
+        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Name another folder"),
+        ([whole, "--steps", 30], "steps was 20, now 30"),
+        ([whole, "--seed", 1], "seed was 0, now 1"),
+        ([tokens.parent], "holds other files: name a new folder"),
+        ([tmp_path, "--parallel", "ddp"], "started by torchrun --nproc-per-node=GPUS"),
+        ([tmp_path, "--width", 20], "--width: a multiple of 2 x --heads"),
+        ([tmp_path, "--batch", 0], "--batch must be at least 1"),
+        ([tmp_path, "--data", PROGRAM], "no token ids (.npy), no pictures (.npz)"),
+        ([tmp_path, "--context", 5000], "--batch, --context"),
+    ]
+    before = sorted(whole.rglob("*"))
+    for (out, *options), sentence in cases:
+        done = run_here(PROGRAM, "--out", out, "--data", tokens, *SMALL, *options)
+        assert done.returncode == 2
+        assert sentence in done.stderr.splitlines()[-1], sentence
+        assert "pickle" not in done.stderr
+    assert sorted(whole.rglob("*")) == before
+    assert not list(tmp_path.iterdir())
+
+
+def new_model(gpt, **options):
+    args = {name: default for name, (default, _) in gpt.OPTIONS.items()}
+    args = SimpleNamespace(**args | {"vocabulary": 26} | options)
+    model = gpt.GPT(args)
+    model.initialize(0)
+    return model, args
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"kv_heads": 1, "tied": True}])
+def test_with_a_cache_a_token_gets_the_scores_that_it_gets_without(gpt, options):
+    model, _ = new_model(gpt, **options)
+    tokens, caches = torch.randint(26, (2, 20)), [[] for _ in model.blocks]
+    with torch.inference_mode():
+        whole = model.eval()(tokens)
+        parts = [model(part, caches) for part in tokens.split([5, *[1] * 15], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+    heads = options.get("kv_heads", 4)
+    assert [tuple(key.shape) for key, _ in caches] == [(2, heads, 20, 16)] * 3
+
+
+def test_no_score_depends_on_a_later_token_and_learning_beats_guessing(gpt):
+    train, held_out, vocabulary = gpt.read_sequences(gpt.CLOTHES, 196)
+    assert (train.shape, held_out.shape, vocabulary) == ((12_000, 197), (2_000, 197), 26)
+    tokens, plain = torch.from_numpy(held_out[:64]), torch.autocast("cpu", enabled=False)
+    model, args = new_model(gpt, layers=2, width=32, batch=16, steps=60)
+    other = torch.cat([tokens[:, :100], tokens[:, 100:].flip(0)], dim=1)
+    with torch.inference_mode():
+        assert torch.equal(model(tokens)[:, :100], model(other)[:, :100])
+        assert gpt.loss_of(model, tokens, plain) > 3
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for batch in gpt.batches(train, args, 0, 0, 1):
+        gpt.loss_of(model, batch, plain).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.inference_mode():
+        assert gpt.loss_of(model, tokens, plain) < 2.2
+
+
+def test_the_flops_are_those_that_pytorch_counts(gpt):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for options in ({}, {"recompute": True, "kv_heads": 2}):
+        model, args = new_model(gpt, **options)
+        tokens = torch.randint(26, (2, 197))
+        with FlopCounterMode(display=False) as counted:
+            gpt.loss_of(model, tokens, torch.autocast("cpu", enabled=False)).backward()
+        needed, computed = gpt.flops_of(args, model)
+        assert counted.get_total_flops() == pytest.approx(computed * 2 * 196, rel=0.2)
+        assert (computed > needed) == bool(options)
+
+
+@pytest.mark.slow
+def test_the_drawing_is_a_sheet_of_each_class_and_can_be_made_again(gpt, tmp_path):
+    options = ["--out", tmp_path / "out", "--layers", 1, "--width", 16, "--steps", 2, "--peak", 1]
+    assert run_here(PROGRAM, *options).returncode == 0
+    sheet = (tmp_path / "out" / "drawing.png").read_bytes()
+    assert run_here(PROGRAM, *options, "--draw", tmp_path / "again.png").returncode == 0
+    assert (tmp_path / "again.png").read_bytes() == sheet
+    assert Image.open(tmp_path / "again.png").size == (4 * 10 * 14, 4 * 8 * 14)
