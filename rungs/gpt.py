@@ -103,7 +103,8 @@ class Block(nn.Module):
         q, k, v = heads.split([args.heads, args.kv_heads, args.kv_heads], dim=1)
         q, k = rotated(q, place), rotated(k, place)
         if cache is not None:  # keys and values of the tokens before, which stay as they are
-            k, v = (torch.cat(pair, 2) for pair in zip(cache, (k, v))) if cache else (k, v)
+            if cache:
+                k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
             cache[:] = k, v
         grouped = args.heads != args.kv_heads
         y = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=grouped)
@@ -134,7 +135,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed):
-        """Draw each parameter from a seed of its own: alike on every rung, however it is sharded."""
+        """Draw each parameter from a seed of its own: alike on every rung, sharded or not."""
         for i, (name, value) in enumerate(self.named_parameters()):
             adds = name.endswith(("out.weight", "down.weight"))  # to what all blocks sum up
             std = 0.02 / (2 * len(self.blocks)) ** 0.5 if adds else 0.02
@@ -175,14 +176,14 @@ def read_sequences(path, context):
         return *parts, GREYS + CLASSES
     tokens = np.load(path, mmap_mode="r", allow_pickle=False)  # from the disk as it is needed
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(f"an array of {tokens.dtype} in {tokens.ndim} dimensions")
+        raise TypeError(f"an array of {tokens.dtype} in {tokens.ndim} dimensions")
     windows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context]
     held_out = max(1, len(windows) // 20)  # the end
     return windows[:-held_out], windows[-held_out:], int(tokens.max()) + 1
 
 
 def batches(train, args, done, rank, ranks):
-    """After the steps that are done, this rank's share of each batch, which is alike on any number."""
+    """After the steps that are done, this rank's share of each batch, which no rank changes."""
     per_epoch, order = len(train) // args.batch, None
     for step in range(done, args.steps):
         epoch, place = divmod(step, per_epoch)
@@ -211,9 +212,10 @@ def join(args, refuse):
         "gloo" if backend == "gloo" else f"cpu:gloo,{device.type}:{backend}", **started
     )
     ranks = dist.get_world_size()
-    if (args.parallel == "none") != (ranks == 1):
-        refuse(f"--parallel {args.parallel} on {ranks} ranks: none is for one, started by python; "
-               "ddp, fsdp and hsdp for several, started by torchrun --nproc-per-node=GPUS")  # fmt: skip
+    if args.parallel == "none" and ranks > 1:
+        refuse("--parallel none is for one process: choose ddp, fsdp or hsdp")
+    if args.parallel != "none" and "store" in started:
+        refuse(f"--parallel {args.parallel}: start it by torchrun --nproc-per-node=GPUS")
     if args.batch % ranks or (args.parallel == "hsdp" and ranks % args.shard):
         refuse(f"{ranks} ranks: --batch {args.batch}, --shard {args.shard} cannot be dealt out")
     return device, dist.get_rank(), ranks
@@ -323,7 +325,7 @@ def validate(model, held_out, args, device, rank, ranks, autocast):
 
 @torch.inference_mode()
 def generate(model, tokens, count, ids, temperature=0.8, seed=0):
-    """`tokens`, (batch, length), and `count` more in each row, below `ids`; nothing is recomputed."""
+    """`tokens`, (batch, length), and `count` more in each row, all below `ids`."""
     model.eval()
     caches, new = [[] for _ in model.blocks], tokens
     dice = torch.Generator(tokens.device).manual_seed(seed)
@@ -385,8 +387,11 @@ def parse():
     try:
         train, held_out, args.vocabulary = read_sequences(args.data, args.context)
         args.sequences = len(train)
-    except (OSError, ValueError, KeyError) as error:
-        parser.error(f"--data {args.data}: no token ids (.npy), no pictures (.npz): {error}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = (
+            error if isinstance(error, TypeError) else type(error).__name__
+        )  # NumPy's advise badly
+        parser.error(f"--data {args.data}: no token ids (.npy), no pictures (.npz): {told}")
     if args.batch > len(train) or args.context + 1 != train.shape[1]:
         parser.error(f"--data: {len(train)} sequences of {train.shape[1] - 1}: --batch, --context")
     return parser.error, args, train, held_out

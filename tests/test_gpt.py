@@ -20,6 +20,7 @@ from test_rungs import run_here, run_on_ranks
 
 from torchladder.launching import LaunchError
 
+long = pytest.mark.long
 PROGRAM = ROOT / "rungs" / "gpt.py"
 KINDS = {"none": 1, "ddp": 2, "fsdp": 2, "hsdp": 4}
 SMALL = [
@@ -87,9 +88,15 @@ def back_to_the_middle(out, new):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "ranks", "options"),
-    [("none", 1, ["--micro", 6]), ("ddp", 2, ["--micro", 3]), ("ddp", 4, []),
-     ("fsdp", 4, ["--micro", 3]), ("hsdp", 4, ["--micro", 3]), ("fsdp", 2, ["--recompute"])],
-)  # fmt: skip
+    [
+        ("none", 1, ["--micro", 6]),
+        ("ddp", 4, ["--micro", 3]),
+        ("hsdp", 4, ["--micro", 3]),
+        ("fsdp", 2, ["--recompute"]),
+        pytest.param("ddp", 2, [], marks=long),
+        pytest.param("fsdp", 4, ["--micro", 3], marks=long),
+    ],
+)
 def test_every_rung_number_of_ranks_and_accumulation_learns_the_same(
     whole, tokens, tmp_path, parallel, ranks, options
 ):
@@ -101,7 +108,9 @@ def test_every_rung_number_of_ranks_and_accumulation_learns_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", KINDS)
+@pytest.mark.parametrize(
+    "before", ["ddp", *(pytest.param(name, marks=long) for name in ("none", "fsdp", "hsdp"))]
+)
 def test_a_checkpoint_of_every_rung_goes_on_on_every_other(whole, tokens, tmp_path, before):
     run(tmp_path / before, tokens, parallel=before)
     for after in KINDS:
@@ -180,7 +189,7 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([whole, "--steps", 30], "steps was 20, now 30"),
         ([whole, "--seed", 1], "seed was 0, now 1"),
         ([tokens.parent], "holds other files: name a new folder"),
-        ([tmp_path, "--parallel", "ddp"], "started by torchrun --nproc-per-node=GPUS"),
+        ([tmp_path, "--parallel", "ddp"], "start it by torchrun --nproc-per-node=GPUS"),
         ([tmp_path, "--width", 20], "--width: a multiple of 2 x --heads"),
         ([tmp_path, "--batch", 0], "--batch must be at least 1"),
         ([tmp_path, "--data", PROGRAM], "no token ids (.npy), no pictures (.npz)"),
