@@ -436,8 +436,8 @@ def main():
     own = f"rank {rank} of {ranks}"
     torch.manual_seed(args.seed * ranks + rank)  # dropout is another on each rank
     if start:
-        # DDP deals gradients out to buckets anew after a first backward pass. From three ranks on
-        # that changes the order of sums, and so the last digits of a run that goes on.
+        # After a first backward pass, DDP puts the gradients into other buckets. With three ranks
+        # or more that changes the order of sums, and so the last digits of a run that goes on.
         for _ in range(2 if args.parallel == "ddp" else 0):
             tokens = torch.from_numpy(train[:1].astype(np.int64)).to(device)
             loss_of(called, tokens, autocast).backward()

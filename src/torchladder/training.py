@@ -308,9 +308,9 @@ def _train_epochs(
 def _order_buckets(state: TrainState, batches: DataLoader) -> None:
     """Have DDP sum gradients in the order of an unbroken run's later steps, if one is to go on.
 
-    DDP deals the gradients out to buckets anew once it has seen, in a first backward pass, in which
-    order they come. From three ranks on, the order in which a number is summed depends on its place
-    in the bucket. What the two passes change is loaded from the checkpoint afterwards.
+    Once a first backward pass has shown in which order the gradients come, DDP puts them into other
+    buckets. With three ranks or more, the order in which a number is summed depends on its place in
+    the bucket. What the two passes change is loaded from the checkpoint afterwards.
     """
     is_resumed = torch.tensor(bool(checkpoint.files_in(state.folder)), device=state.device)
     dist.all_reduce(is_resumed, dist.ReduceOp.MAX)  # also if a slow disk shows it to some alone
