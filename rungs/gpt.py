@@ -157,7 +157,8 @@ def flops_of(args, model):
     weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() > 1)
     blocks = 2 * weights + 4 * args.layers * args.context * args.width
     needed = 3 * (blocks + 2 * args.vocabulary * args.width)
-    return needed, needed + args.recompute * blocks
+    last = 2 * sum(block.down.weight.numel() for block in model.blocks)  # its result is not needed
+    return needed, needed + args.recompute * (blocks - last)
 
 
 # --- data ---------------------------------------------------------------------------------------
