@@ -16,7 +16,6 @@ import math
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -184,7 +183,7 @@ def read_sequences(path, context):
 
 
 def batches(train, args, done, rank, ranks):
-    """After the steps that are done, this rank's share of each batch, which no rank changes."""
+    """After the steps that are done, this rank's share of each batch, the same on any number."""
     per_epoch, order = len(train) // args.batch, None
     for step in range(done, args.steps):
         epoch, place = divmod(step, per_epoch)
@@ -262,6 +261,14 @@ def measure_peak(device, dtype):
 def whole_ones(out):
     """The run's checkpoints, oldest first: a whole one has .metadata, which is written last."""
     return sorted(f.parent for f in out.glob("step-*/.metadata") if STEP.fullmatch(f.parent.name))
+
+
+def remove(folder):
+    """What DCP has written there; the folder, too, if nothing else is in it."""
+    for file in [folder / ".metadata", *folder.glob("__*_*.distcp")]:
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def find_start(args):
@@ -445,7 +452,11 @@ def main():
         optimizer.zero_grad()
         load(args.out / f"step-{start:08d}", model, optimizer, scaler, own)
     if args.draw:
-        return draw(model, args, device, args.draw)
+        return (
+            draw(model, args, device, args.draw)
+            if ranks == 1 and start
+            else refuse(f"--draw: by one process, with a checkpoint in --out {args.out}")
+        )
     peak = 1e12 * args.peak or measure_peak(device, dtype)
     if rank == 0:
         print(f"{count:,} parameters, {precision}, {args.parallel} on {ranks} x {device.type}, "
@@ -504,10 +515,13 @@ def main():
                         print(json.dumps(row), file=log)
                 sums, since, clock = torch.zeros_like(sums), step, time.perf_counter()
             if stop or step % args.save_every == 0 or step == args.steps:
+                weights = nn.utils.get_total_norm(model.parameters())
+                if not getattr(weights, "full_tensor", weights.clone)().isfinite():
+                    raise SystemExit(f"step {step}: the weights are not finite. Try a lower --lr.")
                 if saving:
                     saving.result()  # one at a time
                 for folder in whole_ones(args.out)[:-1] if rank == 0 else ():
-                    shutil.rmtree(folder)  # the last one stays until the next is whole
+                    remove(folder)  # the last one stays until the next is whole
                 state = state_of(model, optimizer, scaler, step, own)
                 folder = args.out / f"step-{step:08d}"
                 saving = dcp.async_save(state, checkpoint_id=folder, process_group=background)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -205,6 +206,35 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         assert "pickle" not in done.stderr
     assert sorted(whole.rglob("*")) == before
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens, tmp_path):
+    options = ["--out", tmp_path / "out", "--data", tokens, *SMALL, "--save-every", 2]
+    done = run_here(PROGRAM, *options, "--lr", 1e38, "--log-every", 20)
+    assert "weights are not finite. Try a lower --lr" in done.stderr
+    assert not list((tmp_path / "out").glob("step-*"))
+    done = run_here(PROGRAM, *options, "--lr", 1e38, "--draw", tmp_path / "a.txt")
+    assert "--draw: by one process, with a checkpoint" in done.stderr
+    options[1] = tmp_path / "new"
+    notes = tmp_path / "new" / "step-00000002" / "notes.txt"
+    with mock.patch("torch.distributed.checkpoint.async_save", noting(notes)):
+        assert run_here(PROGRAM, *options).returncode == 0
+    left = sorted(path.name for path in (tmp_path / "new").glob("step-*"))
+    assert left == ["step-00000002", "step-00000018", "step-00000020"]
+    assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
+
+
+def noting(notes):
+    """`async_save` that lets somebody put a file into the first checkpoint's folder."""
+    save = torch.distributed.checkpoint.async_save
+
+    def noted(state, checkpoint_id, **options):
+        if checkpoint_id == notes.parent:
+            notes.parent.mkdir()
+            notes.write_text("mine")
+        return save(state, checkpoint_id=checkpoint_id, **options)
+
+    return noted
 
 
 def new_model(gpt, **options):

@@ -126,7 +126,7 @@ def test_a_setting_that_no_resumed_run_could_have_is_refused(tmp_path):
 
 def test_what_killed_saves_left_half_written_goes_with_the_next_save(tmp_path):
     left = tmp_path / f".step_00000001.pt.0a1b2c3d{LEFTOVER}"
-    other = tmp_path / f".weights.safetensors.0a1b2c3d{LEFTOVER}"
+    other = tmp_path / f".weights.pt.0a1b2c3d{LEFTOVER}"
     for path in (left, other):
         path.write_text("half")
     checkpoint.save(tmp_path, linear(), step=2)

@@ -172,8 +172,9 @@ def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, A
 def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for half_written in path.parent.glob(f".*.pt.*{LEFTOVER}"):
-            half_written.unlink(missing_ok=True)
+        for kind in ("step_*", "best"):  # not what `torchclinic fix` may be writing there
+            for half_written in path.parent.glob(f".{kind}.pt.*{LEFTOVER}"):
+                half_written.unlink(missing_ok=True)
         numbers = {p: n for p in files_in(path.parent) if (n := _number_of(p)) < math.inf}
         checkpoint["number"] = 1 + max(numbers.values(), default=0)
         # Both are written before one takes its place, and the best is the first to do so: killed
