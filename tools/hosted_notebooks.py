@@ -56,7 +56,9 @@ def hosted_notebook(path: Path) -> nbformat.NotebookNode:
         "two_gpus": bool(re.search(r"\blaunch\(|DataParallel\(", text)),
         "rungs": "rungs/" in text,
     }
-    chapter.cells.insert(0, nbformat.v4.new_code_cell(first_cell(**needs), id="torchladder"))
+    carried = carried_source(with_gpt="clothes_gpt" in text)
+    first = nbformat.v4.new_code_cell(first_cell(carried, **needs), id="torchladder")
+    chapter.cells.insert(0, first)
     chapter.metadata.pop("run", None)
     chapter.metadata |= METADATA
     return chapter
@@ -66,15 +68,18 @@ def hosted_notebook(path: Path) -> nbformat.NotebookNode:
 
 
 @cache
-def carried_source() -> str:
-    """The packages without data, the check of the session, and the files that chapters read."""
+def carried_source(with_gpt: bool = False) -> str:
+    """The packages without images, the check of the session, and the files that chapters read."""
     left_out = {"bundled", "__pycache__"}
     src = ROOT / "src"
     files = {"LICENSE": ROOT / "LICENSE", "hosted_session.py": ROOT / "tools/hosted_session.py"}
     for package in ("torchclinic", "torchladder"):
         paths = sorted(path for path in (src / package).rglob("*") if path.is_file())
         files |= {p.relative_to(src).as_posix(): p for p in paths if not left_out & set(p.parts)}
-    for pattern in ("rungs/[0-9]_*.py", "cluster/*.*", "runs/two_hosts.json"):
+    if with_gpt:
+        path = src / "torchladder/bundled/clothes_gpt.safetensors"
+        files[path.relative_to(src).as_posix()] = path
+    for pattern in ("rungs/*.py", "cluster/*.*", "runs/two_hosts.json"):
         files |= {p.relative_to(ROOT).as_posix(): p for p in sorted(ROOT.glob(pattern))}
     return carry(files)
 
@@ -90,12 +95,12 @@ def carry(files: dict[str, Path]) -> str:
     return base64.b85encode(bz2.compress(packed.getvalue())).decode()
 
 
-def first_cell(**session: bool) -> str:
-    """The code that unpacks all this and calls `hosted_session.check_session(**session)`."""
+def first_cell(carried: str, **session: bool) -> str:
+    """The code that unpacks what is carried and calls `hosted_session.check_session(**session)`."""
     template = (ROOT / "tools" / "hosted_first_cell.py").read_text(encoding="utf-8")
     _, *code, _ = template.splitlines()  # without what is for ruff, and without the empty call
     wanted = "".join(f"{name}=True, " for name, value in session.items() if value)
-    return "\n".join([*code, f'set_up({wanted}carried="{carried_source()}")'])
+    return "\n".join([*code, f'set_up({wanted}carried="{carried}")'])
 
 
 # --- what their Markdown does not know ----------------------------------------------------------
