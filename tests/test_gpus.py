@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from running import ran
 from test_training_on_ranks import part_of_the_data, trained
 from torch import nn
@@ -53,6 +54,19 @@ def test_every_rung_computes_on_gpus_what_the_cpu_computes(world_size, options):
     for state, same in results:
         assert_close(state, expected, rtol=1e-6, atol=1e-9)
         assert same[-1] == pytest.approx(numbers[-1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("world_size", "backend"), [(1, "nccl"), (2, "gloo")])
+def test_ranks_use_the_gpu_after_cuda_has_started_in_the_caller(world_size, backend):
+    x = torch.ones(2, device="cuda")
+
+    def work():
+        y = torch.ones(2, device="cuda") * x.cuda()
+        dist.all_reduce(y)
+        return y, dist.get_backend()
+
+    for y, used in launch(work, world_size=world_size, backend=backend):
+        assert (y.device.type, y.tolist(), used) == ("cpu", [world_size] * 2, backend)
 
 
 def test_a_file_saved_on_the_gpu_opens_without_one(tmp_path):

@@ -60,14 +60,12 @@ def whole(tensors):
     return torch.cat([tensor.full_tensor().detach().flatten() for tensor in tensors])
 
 
-def gradients_by_ddp():
+def gradients():
+    """Of each layer, by DDP and by the classes that the chapter shows."""
     ddp = DistributedDataParallel(build())
     loss(ddp).backward()
-    return [p.grad.flatten() for p in ddp.parameters()]
-
-
-def gradients_by_hand():
-    """By the classes that the chapter shows."""
+    layers = [layer for layer in ddp.module if list(layer.parameters())]
+    by_ddp = [torch.cat([p.grad.flatten() for p in layer.parameters()]) for layer in layers]
     names = {"F": F, "dist": dist, "nn": nn, "torch": torch}
     for cell in nbformat.read(CHAPTER, as_version=4).cells:
         shown = cell.source.startswith(("class Shard:", "class FSDPByHand", "def keep_my_part"))
@@ -76,17 +74,15 @@ def gradients_by_hand():
     by_hand = names["FSDPByHand"]
     net = nn.Sequential(*[by_hand(a) if list(a.parameters()) else a for a in build()])
     loss(net).backward()
-    return [p.grad for p in net.parameters()]
+    return by_ddp, [p.grad for p in net.parameters()]
 
 
 def test_the_chapters_fsdp_by_hand_gives_the_gradients_of_ddp_where_ranks_share_unevenly():
-    for world_size in (2, 3):
-        parts = zip(*on_ranks(gradients_by_hand, world_size=world_size), strict=True)
-        tensors = iter(on_ranks(gradients_by_ddp, world_size=world_size)[0])
-        for layer in map(torch.cat, parts):
-            expected = torch.cat([next(tensors), next(tensors)])  # weight and bias
-            torch.testing.assert_close(layer[: len(expected)], expected, rtol=0, atol=1e-12)
-            assert not layer[len(expected) :].any(), "what was added to make the parts equal"
+    (by_ddp, *_), by_hand = zip(*on_ranks(gradients, world_size=3), strict=True)
+    for expected, *parts in zip(by_ddp, *by_hand, strict=True):
+        layer = torch.cat(parts)
+        torch.testing.assert_close(layer[: len(expected)], expected, rtol=0, atol=1e-12)
+        assert not layer[len(expected) :].any(), "what was added to make the parts equal"
 
 
 def test_accumulation_precision_and_state_dicts_are_as_the_chapter_says():
