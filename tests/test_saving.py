@@ -25,6 +25,9 @@ from torchladder.models import MLP
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
+ODD = (float("nan"), [float("nan")], torch.ones(2), lambda: 1)  # no run has settings like these
+
+
 def parts_of(model):
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
@@ -100,27 +103,21 @@ def test_the_generator_of_a_mac_is_saved_too(tmp_path, monkeypatch):
     assert [int(state) for state in states] == [7, 7]
 
 
-def test_what_could_not_be_loaded_is_not_saved_and_its_type_is_named(tmp_path):
+def test_what_could_not_be_loaded_or_compared_later_is_not_saved_and_is_named(tmp_path):
     numpys = linear()
     numpys["optimizer"].param_groups[0]["lr"] = np.float64(0.1)
-    for parts, more, kind in [
-        (linear(), {"note": Path("a path")}, r"a pathlib\.(?:_local\.)?\w+"),
-        (linear(), {"of_each_rank": {"note": Path("x")}}, r"a pathlib\.(?:_local\.)?\w+"),
-        (linear(), {"seen": {"best": [0.1, np.float64(0.2)]}}, r"a numpy\.\S+"),
-        (numpys, {}, r"a numpy\.\S+"),
+    path, number = r"a pathlib\.(?:_local\.)?\w+ that would not", r"a numpy\.\S+ that would not"
+    for parts, more, said in [
+        (linear(), {"note": Path("a path")}, path),
+        (linear(), {"of_each_rank": {"note": Path("x")}}, path),
+        (linear(), {"seen": {"best": [0.1, np.float64(0.2)]}}, number),
+        (numpys, {}, number),
+        *((linear(), {"run": {"w": odd}}, r"run\['w'\] is .* own copy") for odd in ODD),
     ]:
-        with pytest.raises(ValueError, match=rf"holds {kind} that would not.*not saved") as raised:
+        with pytest.raises(ValueError, match=rf"{said}.*; not saved"):
             checkpoint.save(tmp_path, parts, step=1, **more)
-        assert "\x1b" not in str(raised.value)
     with pytest.raises(Exception, match="lambda"):
         checkpoint.save(tmp_path, linear(), step=1, note=lambda: 1)
-    assert not os.listdir(tmp_path)
-
-
-def test_a_setting_that_no_resumed_run_could_have_is_refused(tmp_path):
-    for value in (float("nan"), [float("nan")], torch.ones(2), lambda: 1):
-        with pytest.raises(ValueError, match=r"run\['w'\] is .* own copy.*; not saved"):
-            checkpoint.save(tmp_path, linear(), step=1, run={"w": value})
     assert not os.listdir(tmp_path)
 
 

@@ -91,18 +91,13 @@ def test_nothing_stays_behind_when_the_maker_is_stopped(number):
     wait_until(lambda: not alive(inside))
 
 
-def test_the_record_has_all_parts_and_no_path_of_a_machine():
+def test_the_record_has_no_path_of_a_machine_and_says_that_runs_go_on_as_if_nothing_was_lost():
     text = (ROOT / "runs" / "two_hosts.json").read_text(encoding="utf-8")
-    recorded = json.loads(text)
-    assert {"machine", "date", "torch", "train", "cut_off", "link", "faults"} <= set(recorded)
     assert not re.search(r"/(work|tmp|root|home|usr|var)\b", text)
     # A machine's own address, or one that is not of these two hosts or of a loopback.
     found = set(re.findall(r"\b\d+\.\d+\.\d+\.\d+\b", text))
     assert {one for one in found if not one.startswith("127.")} == set(two_hosts.ADDRESSES)
-
-
-def test_the_record_says_that_runs_go_on_as_if_nothing_was_lost():
-    recorded = json.loads((ROOT / "runs" / "two_hosts.json").read_text(encoding="utf-8"))
+    recorded = json.loads(text)
     assert {how["what"] for how in SCENARIOS["faults"].values()} == {
         fault["what"] for fault in recorded["faults"]
     }
