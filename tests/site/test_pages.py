@@ -70,6 +70,14 @@ def test_every_chapter_can_be_downloaded_as_it_is_and_with_the_packages_for_kagg
         assert 'carried="' in "".join(cells[2][0]["source"])
 
 
+def test_diffs_name_their_files_cells_are_coloured_and_answers_folded(pages):
+    page = pages["notebooks/06_rung_2_one_gpu.html"]
+    lines = page.select_one(".highlight-udiff pre").text.splitlines()
+    assert lines[:2] == ["--- rungs/1_cpu.py", "+++ rungs/2_gpu.py"]
+    assert {"for", "with"} <= {span.text for span in page.select(".cell_input .k")}
+    assert page.select("details.hide .cell_output")
+
+
 def test_contents_of_the_clinic_are_short_and_links_to_terms_say_what_they_mean(pages):
     links = pages["notebooks/errors_ranks.html"].select(".bd-sidebar-secondary a.nav-link")
     assert len(links) > 50
