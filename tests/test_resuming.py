@@ -362,14 +362,14 @@ def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_flipped_bit_costs_at_most_the_newest_file(tmp_path):
-    """300 flips, one at a time; as many as TORCHLADDER_FLIPS says, such as 4000, if it is set."""
+    """150 flips, one at a time; as many as TORCHLADDER_FLIPS says, such as 4000, if it is set."""
     net = nn.Linear(8, 8)
     for step in (1, 2):
         nn.init.constant_(net.weight, step)
         newest = checkpoint.save(tmp_path, {"model": net}, step=step)
     content = newest.read_bytes()
     bits = random.Random(0).sample(
-        range(8 * len(content)), int(os.environ.get("TORCHLADDER_FLIPS", 300))
+        range(8 * len(content)), int(os.environ.get("TORCHLADDER_FLIPS", 150))
     )
     resumed_from = []
     for bit in bits:
