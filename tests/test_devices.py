@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import platform
+import re
 from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,26 +286,19 @@ def test_what_to_leaves_behind_in_a_model_is_marked():
     assert list(where_is(model).odd) == [f"extra (plain attribute)[0].{name}" for name in names]
 
 
-def stepped_adam() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """On a GPU that is not there: two parameters, and an Adam that has made one step."""
-    with FakeTensorMode():
+def test_adams_step_counters_on_the_cpu_are_not_odd():
+    with FakeTensorMode():  # on a GPU that is not there
         model = nn.Linear(4, 2, device="cuda:0")
         optimizer = torch.optim.Adam(model.parameters())
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-    return model, optimizer
-
-
-def test_adams_step_counters_on_the_cpu_are_not_odd():
-    model, optimizer = stepped_adam()
     assert where_is(model, optimizer).odd == {}
-    lines = [
+    assert repr(where_is(model, optimizer)).splitlines() == [
         "cuda:0: 6 tensors, 120 B",
         "cpu: 2 tensors, 8 B",
         "the optimizer's step counters, which belong on cpu: 2",
     ]
-    assert repr(where_is(model, optimizer)).splitlines() == lines
     with FakeTensorMode():
         optimizer.state[model.weight]["exp_avg"] = torch.zeros(2, 4)
     assert where_is(model, optimizer).odd == {"Adam.state[0]['exp_avg']": CPU}
@@ -353,24 +347,8 @@ def test_a_plain_attribute_or_an_argument_that_meets_another_device_is_named():
     assert found.tensors == {"argument 0": CPU, "argument other": CUDA0}
 
 
-class Blur(nn.Module):
-    """A convolution with a kernel that `to` leaves behind, since it is a plain attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(1, 1, 3)
-        self.kernel = torch.ones(1, 1, 3, 3)
-
-    def forward(self, x):
-        return nn.functional.conv2d(self.first(x), self.kernel)
-
-
 def test_a_model_on_meta_shows_what_pytorch_lets_pass_there():
-    found = find_mismatch(nn.Sequential(Blur()).to("meta"), meta(1, 1, 8, 8))
-    assert (found.module, found.operation) == ("0", "conv2d")
-    assert found.tensors == {"argument 0": META, "0.kernel (plain attribute)": CPU}
-    assert "found at least two devices, meta and cpu" in found.error
-    # PyTorch runs each of these between meta and the CPU, and refuses it between a GPU and the CPU.
+    """PyTorch runs each of these between meta and the CPU, and refuses it between GPU and CPU."""
     for operation, model, x in [
         ("conv2d", nn.Conv2d(1, 1, 3), torch.zeros(1, 1, 8, 8)),
         ("linear", nn.Linear(4, 2, bias=False), torch.zeros(2, 4)),
@@ -379,6 +357,7 @@ def test_a_model_on_meta_shows_what_pytorch_lets_pass_there():
         for moved in [(copy.deepcopy(model).to("meta"), x), (model, x.to("meta"))]:
             found = find_mismatch(*moved)
             assert (found.operation, {*found.tensors.values()}) == (operation, {CPU, META})
+            assert re.search("found at least two devices, (meta and cpu|cpu and meta)", found.error)
 
 
 class Mixed(nn.Module):

@@ -155,10 +155,8 @@ def renamed(old, new):
 
 
 plain = good("plain", lambda _: state())
-good("parameters", lambda _: dict(net().named_parameters()) | dict(net().named_buffers()))
 good("data_parallel", lambda _: DataParallel(net()).state_dict(), prefix="module.")
 good("ddp_with_optimizer", ddp_with_optimizer, at="model", prefix="module.")
-good("compiled", lambda _: torch.compile(net()).state_dict(), prefix="_orig_mod.")
 good("wrapped_three_times", prefix="_orig_mod.module._orig_mod.",
      make=lambda _: torch.compile(DataParallel(torch.compile(net()))).state_dict())  # fmt: skip
 good("compiled_submodule", lambda _: with_inner(torch.compile), prefix="_orig_mod.")
@@ -197,7 +195,7 @@ def nano_gpt(folder):
     }
 
 
-for _key in ("state_dict", "model_state_dict", "net", "ema", "weights_of_mine"):
+for _key in ("state_dict", "weights_of_mine"):
     good(f"under_{_key}", lambda _, k=_key: {k: state(), "loss": [0.5, 0.25]}, at=_key)
 good("torchvision", lambda _: training("model_ema"), at="model", calls="argparse.Namespace")
 good("averaged_by_name", lambda _: {**training("ema"), "ema": state()}, at="ema", key="ema",

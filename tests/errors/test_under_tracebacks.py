@@ -14,7 +14,6 @@ from torch import nn
 
 from torchclinic import cli, errors
 from torchclinic.errors import LINE, note
-from torchladder.launching import LaunchError, launch
 
 THE_LINE = f"{LINE} module-prefix"
 TEXT = 'Unexpected key(s) in state_dict: "module.weight".'
@@ -93,15 +92,6 @@ def test_the_source_in_a_traceback_is_not_read():
 
 def load_from_a_wrapper(*_):
     nn.Linear(4, 2).load_state_dict(nn.DataParallel(nn.Linear(4, 2)).state_dict())
-
-
-@pytest.mark.slow
-def test_an_error_of_launch_names_the_entry_of_the_ranks_own_error():
-    with pytest.raises(LaunchError) as caught:
-        launch(load_from_a_wrapper, world_size=1)
-    assert caught.value.__notes__ == [THE_LINE]
-    assert LINE not in str(caught.value)
-    assert "launching.py" not in str(caught.value)
 
 
 @pytest.mark.slow
