@@ -20,6 +20,8 @@ from torch._weights_only_unpickler import _get_allowed_globals
 # what an honest program wrote, each is in the file.
 FREE, PER_BYTE = 10_000, 4
 BRANCHES = (dict, list, tuple, set, frozenset)
+# Steps of the oldest pickles, and of classes with keywords: torch.save writes none of them.
+UNKNOWN = pickle.INST + pickle.OBJ + pickle.DICT + pickle.NEWOBJ_EX
 
 
 class StandIn(dict):
@@ -167,7 +169,9 @@ class _InertUnpickler(pickle._Unpickler):
 
     notes: InertPickle
     made = 0
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar = {
+        code: step for code, step in pickle._Unpickler.dispatch.items() if code not in UNKNOWN
+    }
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)
@@ -208,13 +212,6 @@ class _InertUnpickler(pickle._Unpickler):
         args = self.stack.pop()
         self.stack[-1] = self.call(self.stack[-1], args)
 
-    def load_newobj_ex(self) -> None:
-        self.stack.pop()  # keywords, which nothing has that is called
-        self.load_call()
-
-    def _instantiate(self, function: StandIn, args: list) -> None:
-        self.append(self.call(function, tuple(args)))
-
     def load_build(self) -> None:
         state = self.stack.pop()
         if isinstance(self.stack[-1], StandIn):
@@ -248,26 +245,21 @@ class _InertUnpickler(pickle._Unpickler):
     def load_setitems(self) -> None:
         self.set_items(self.pop_mark())
 
-    def load_dict(self) -> None:
-        items = self.pop_mark()
-        self.append({})
-        self.set_items(items)
-
     def load_additems(self) -> None:
-        self.stack[-1].update(_set(self.pop_mark()))
+        items = _set(self.pop_mark())  # which changes the stack
+        self.stack[-1].update(items)
 
     def load_frozenset(self) -> None:
-        self.append(frozenset(_set(self.pop_mark())))
+        items = frozenset(_set(self.pop_mark()))
+        self.append(items)
 
     dispatch |= {
         pickle.REDUCE[0]: load_call,
         pickle.NEWOBJ[0]: load_call,
-        pickle.NEWOBJ_EX[0]: load_newobj_ex,
         pickle.BUILD[0]: load_build,
         pickle.BINPERSID[0]: load_binpersid,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
-        pickle.DICT[0]: load_dict,
         pickle.ADDITEMS[0]: load_additems,
         pickle.FROZENSET[0]: load_frozenset,
     }
