@@ -123,10 +123,8 @@ class Error:
     @property
     def in_brief(self) -> tuple[str, str]:
         """The first sentences of the cause and of the fix, which tables show."""
-        cause, fix = (
-            re.split(r"(?<=[.!?])\s", t.strip(), maxsplit=1) for t in (self.cause, self.fix)
-        )
-        return cause[0], fix[0]
+        sentences = re.compile(r"(?<=[.!?])\s")
+        return sentences.split(self.cause.strip())[0], sentences.split(self.fix.strip())[0]
 
     def __str__(self) -> str:
         links = [f"{self.page}#{self.id}", *self.chapters]
@@ -231,9 +229,8 @@ def _first(
     One does if it is at most `NEAR` lines away, or follows before another error is `named`: in a
     window of 80 letters, a list of keys has hundreds of lines.
     """
-    special = sorted(
-        p for other in places if name in catalogue()[other].over for p in places[other]
-    )
+    others = [other for other in places if name in catalogue()[other].over]
+    special = sorted(place for other in others for place in places[other])
     lines = [bisect_right(starts, place) for place in special]
     for place in places[name]:
         line = bisect_right(starts, place)
