@@ -66,11 +66,6 @@ def test_ranks_that_hang_are_told_apart_from_their_own_dumps(hang, explain, monk
     assert explain("trace_1", "trace_0") == (status, out, err)
     status, without_lines, _ = explain("trace_0.json", "trace_1.json")
     assert (status, without_lines.partition("\n")[0]) == (0, line)
-    told = json.loads(explain("pickles", "--json")[1])
-    (difference,), (match,) = told["differences"], told["matches"]
-    assert (told["version"], told["ranks_without_dump"], match["line"]) == (1, [], None)
-    assert (difference["says"], difference["entry"]) == (match["text"], match["id"])
-    assert (match["text"], difference["ranks"]) == (line, [1])
     command = [sys.executable, "-c", WITHOUT_TORCH, "explain", "pickles"]
     assert subprocess.run(command, capture_output=True, text=True, timeout=120).stdout == out
 
