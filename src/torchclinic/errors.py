@@ -510,7 +510,7 @@ def note(error: BaseException) -> None:
     """Let the traceback of `error` end by naming its entry, unless a shell does so (`_watch`)."""
     with suppress(Exception):  # whatever happens here, `error` is what the user must see
         shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
-        if not getattr(shell, "torchclinic_watch", None) and (found := find(_text_of(error))):
+        if not hasattr(shell, "torchclinic_watch") and (found := find(_text_of(error))):
             error.add_note(f"{LINE} {found[0].error.id}")
 
 
@@ -532,15 +532,9 @@ def _watch(shell) -> None:
         if new and error is not None and (found := find(_text_of(error))):
             _show(found[0].error, folder)
 
-    _unwatch(shell)  # there may be one of a module that was reloaded
-    shell.torchclinic_watch = name_entry
-    shell.events.register("post_run_cell", name_entry)
-
-
-def _unwatch(shell) -> None:
-    if watching := getattr(shell, "torchclinic_watch", None):
-        shell.events.unregister("post_run_cell", watching)
-        shell.torchclinic_watch = None
+    if not hasattr(shell, "torchclinic_watch"):  # a module that is reloaded is there already
+        shell.torchclinic_watch = name_entry
+        shell.events.register("post_run_cell", name_entry)
 
 
 def _show(error: Error, folder: Path) -> None:
