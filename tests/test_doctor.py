@@ -80,7 +80,7 @@ def test_a_slow_pair_is_a_warning_and_the_verdict_counts_it():
     [warning] = doctor.slow_pairs(speeds, names)
     assert warning.startswith("a - c (ranks 0 and 3) is 10.0 times slower than the median pair: me")
     # As nccl-tests has it, PERFORMANCE.md: B = S/t * 2(n-1)/n
-    line = doctor.verdict(names, [], [warning], {4000: 1e-3})
+    line = doctor.verdict(names, [warning], {4000: 1e-3})
     assert line == "OK: 4 ranks on 3 hosts agree; all-reduce 6.0 MB/s; warnings: 1"
     table, line = doctor.report({4000: 1e-3}, speeds, names)
     assert table.rows == [["4.0 kB", "1 ms", "6.0 MB/s"]]

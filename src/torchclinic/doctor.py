@@ -43,18 +43,13 @@ EFFECT = re.compile(PEER_IS_GONE.pattern + "|connectFullMesh|[Tt]ime(d |-)?out")
 # If hosts differ in one of these, it is a problem, and this is what to do.
 MUST_AGREE = {
     "WORLD_SIZE": "start all hosts with the same --nnodes and --nproc-per-node",
-    "torchclinic": "install the same on every host",
-    "torch": "install the same on every host",
-    "CUDA": "install the same build of torch on every host",
-    "NCCL": "install the same build of torch on every host",
+    **dict.fromkeys(["torchclinic", "torch"], "install the same on every host"),
+    **dict.fromkeys(["CUDA", "NCCL"], "install the same build of torch on every host"),
     "program": "copy the same files to every host",
 }
 # Else it is a warning, unless one has none.
-SHOULD_AGREE = {
-    "Python": "that often goes well",
-    "driver": "that often goes well",
-    "GPU": "the slowest sets the pace",
-}
+SHOULD_AGREE = dict.fromkeys(["Python", "driver"], "that often goes well")
+SHOULD_AGREE |= {"GPU": "the slowest sets the pace"}
 
 
 def run(timeout: float, program: str | None = None) -> int:
@@ -93,9 +88,9 @@ def run(timeout: float, program: str | None = None) -> int:
             f"rank {rank} on {socket.gethostname()} has no connection to rank 0's store at {place} "
             f"({_short(error)}): check the address, the port, the firewall, and that rank 0 runs."
         ]
-        print("PROBLEM ", problems[0], file=sys.stderr)
+        print(*_marked(problems), file=sys.stderr)
     if problems:
-        _tell_torchrun("\n".join(f"PROBLEM  {problem}" for problem in problems))
+        _tell_torchrun("\n".join(_marked(problems)))
     return 1 if problems else 0
 
 
@@ -284,8 +279,9 @@ def _lead(store: dist.Store, timeout: float) -> list[str]:
             speeds = {(a, b): v for r in answers for a, b, v in answers[r]["speeds"]}
             print(*report(times, speeds, names), sep="\n", end="\n\n")
             warnings += slow_pairs(speeds, names)
-    last = verdict(names, problems, warnings, times)
-    print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
+    told = [f"WARNING  {warning}" for warning in warnings]
+    told += _marked(problems) or [verdict(names, warnings, times)]
+    print(*told, sep="\n", flush=True)
     store.set("end/0", json.dumps(problems))
     missing_ranks(store, "bye", {*range(1, world_size)} - {*silent}, GRACE)  # then the store may go
     return problems
@@ -483,17 +479,17 @@ def slow_pairs(speeds: Mapping, names: Mapping[int, str]) -> list[str]:
     ]
 
 
-def verdict(
-    names: Mapping[int, str], problems: list[str], warnings: list[str], times: Mapping
-) -> str:
-    """The end of what is printed: one line that begins with OK, or one for each problem."""
-    if problems:
-        return "\n".join(f"PROBLEM  {problem}" for problem in problems)
+def verdict(names: Mapping[int, str], warnings: list[str], times: Mapping) -> str:
+    """The last line if there is no problem."""
     ranks, hosts = len(names), len(set(names.values()))
     line = f"OK: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)} agree"
     if times:
         line += f"; all-reduce {_speed(bus_bandwidth(max(times), times[max(times)], ranks))}"
     return line + f"; warnings: {len(warnings)}" * bool(warnings)
+
+
+def _marked(problems: list[str]) -> list[str]:
+    return [f"PROBLEM  {problem}" for problem in problems]
 
 
 def _pair(pair: tuple[int, int], names: Mapping[int, str]) -> str:

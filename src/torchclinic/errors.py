@@ -353,9 +353,8 @@ def nearest(log: str, most: int = 3) -> list[Error]:
 @cache
 def _words() -> dict[str, set[str]]:
     """For each entry the words of its message and patterns."""
-    return {
-        e.id: set(WORD.findall(" ".join([e.message, *e.patterns]))) for e in catalogue().values()
-    }
+    texts = {e.id: " ".join([e.message, *e.patterns]) for e in catalogue().values()}
+    return {name: set(WORD.findall(text)) for name, text in texts.items()}
 
 
 @cache
