@@ -43,8 +43,8 @@ BAD_INPUT = {
     "fix x.pt -o z.pt --for my_models": "Give module:Model",
     "fix x.pt -o z.pt --for ''": "--for : ValueError: Empty module name",
     "fix x.pt -o z.pt --for exits:Net": "stands under if __name__ == '__main__'",
-    "doctor --timeout 5": "--timeout goes with --distributed, under torchrun",
-    "doctor --program .": "--program goes with --distributed, under torchrun",
+    "doctor --timeout 5": "--timeout and --program go with --distributed, under torchrun",
+    "doctor --program .": "--timeout and --program go with --distributed, under torchrun",
     "doctor --distributed --program ''": "--program is empty",
     "doctor --distributed": "RANK, LOCAL_RANK, WORLD_SIZE",
 }

@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from torchladder.data import balanced_subset, dataloader, load_dataset
-from torchladder.launching import LaunchError, launch
+from torchladder.launching import launch
 from torchladder.models import LeNet
-from torchladder.training import evaluate, parallelize, train
+from torchladder.training import evaluate, train
 
 
 def part_of_the_data(count, test=50):
@@ -91,23 +91,6 @@ def test_padding_images_are_not_counted_twice():
         assert metrics.count == expected.count == 70
         assert metrics.accuracy == expected.accuracy
         assert metrics.loss == pytest.approx(expected.loss, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_options_reach_ddp():
-    class HalfUsed(nn.ModuleDict):
-        def forward(self, x):
-            return self["used"](x)
-
-    def run(**options):
-        net = HalfUsed({"used": nn.Linear(4, 1), "unused": nn.Linear(4, 1)})
-        net = parallelize(net, "ddp", **options)
-        for _ in range(2):
-            net(torch.ones(1, 4)).backward()
-
-    launch(run, find_unused_parameters=True, timeout=300)
-    with pytest.raises(LaunchError, match="Expected to have finished reduction"):
-        launch(run, timeout=300)
 
 
 @pytest.mark.slow

@@ -292,6 +292,8 @@ good("legacy_data_parallel_on_cuda", lambda _: {"state_dict": DataParallel(net()
      at="state_dict", prefix="module.", device="cuda:1", options=OLD)  # fmt: skip
 good("saved_on_cuda", lambda _: state(), device="cuda:7")
 good("saved_on_a_mac", lambda _: state(), device="mps")
+good("sets_of_protocol_4", at="model", options={"pickle_protocol": 4},
+     make=lambda _: {"model": state(), "seen": {1, 2}, "kinds": frozenset("ab")})  # fmt: skip
 good("tied_weights", lambda _: state(Tied), model=Tied)
 good("tied_weights_under_one_name", model=Tied, needs_model=True,
      make=lambda _: {k: v for k, v in state(Tied).items() if k != "head.weight"})  # fmt: skip
@@ -352,7 +354,7 @@ ema_beside = good("weights_at_the_top_with_others_beside", calls="argparse.Names
 def keys_of_one_hash(count):
     """A dict of complex numbers that Python's hash cannot tell apart."""
     pairs = (struct.pack(">cdcd", b"G", -1_000_003 * i, b"G", i) for i in range(count))
-    return b"cbuiltins\ncomplex\nq\x010(%bd0" % b"".join(b"h\1%b\x86RN" % pair for pair in pairs)
+    return b"cbuiltins\ncomplex\nq\x010}(%bu0" % b"".join(b"h\1%b\x86RN" % pair for pair in pairs)
 
 
 good("keys_of_one_hash")(lambda folder: with_steps(folder, keys_of_one_hash(60_000)))
