@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         " if it is no terminal), or an entry of the catalogue; of several ranks, the logs or the"
         " flight recorder's dumps: their files or their folder, such as that of torchrun --log-dir"
         " (its last run's last attempt)")  # fmt: skip
+    add("--json", action="store_true", help="for other programs, in a form that stays")
 
     path = {"metavar": "PATH", "help": "a file, or a sharded checkpoint's folder"}
     found = "torchclinic inspect found.pt"
@@ -107,17 +108,19 @@ def _explain(options: argparse.Namespace) -> int:
     what = options.what or ["" if sys.stdin.isatty() else "-"]
     if dumps := flight_recorder.dumps_in(what):
         ranks, absent = flight_recorder.read(dumps)
-        differences = flight_recorder.compare(ranks)
-        print(flight_recorder.explain(differences, absent))
-        return 0 if "entry" in differences[0] else 1
-    if len(what) == 1 and (entry := errors.catalogue().get(what[0])):
-        print(entry)
-        return 0
-    texts = logs.read(what)
-    name, says = logs.first_to_fail(texts)
-    found = logs.find(texts, name)
-    text = errors.explain("\n".join(texts.values()), found)
-    print(f"{says}\n\n{text}".lstrip())
+        told = flight_recorder.compare(ranks)
+        entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in told if "entry" in t]
+        found = [errors.Match(entry, text=says) for entry, says in entries]
+        log, more = "", {"differences": told, "ranks_without_dump": absent}
+        text = flight_recorder.explain(told, absent)
+    elif len(what) == 1 and (entry := errors.catalogue().get(what[0])):
+        log, found, more, text = "", [errors.Match(entry)], {}, entry
+    else:
+        texts = logs.read(what)
+        log, first = "\n".join(texts.values()), logs.first_to_fail(texts)
+        found, more = logs.find(texts, first), {"first_to_fail": first} if len(texts) > 1 else {}
+        text = f"{first.get('says', '')}\n\n{errors.explain(log, found)}".lstrip()
+    print(errors.as_json(log, found, **more) if options.json else text)
     return 0 if found else 1
 
 

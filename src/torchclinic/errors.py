@@ -12,6 +12,7 @@ expression: none can be slow, and Python and JavaScript agree.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -149,8 +150,8 @@ class Match:
     """
 
     error: Error
-    line: int
-    text: str
+    line: int | None = None
+    text: str = ""
     rank: str = ""
     file: str = ""
 
@@ -420,6 +421,26 @@ ASK = """To ask others, collect: the whole log from its first line, of every ran
 started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
 WIDTH = 88
 LINK = r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"  # its words
+
+
+def as_json(log: str, found: list[Match], **more: object) -> str:
+    """What `explain` says, for programs; entries of `found` that were asked for have no ``line``.
+
+    ``version`` changes only if a field goes or changes its meaning; new ones may come.
+    """
+    other = other_program(log)
+    near = [] if found or other else [error.id for error in nearest(log)]
+    told = {"matches": list(map(_record, found)), "nearest": near, "other_program": other}
+    return json.dumps({"version": 1, **told, **more}, indent=1)
+
+
+def _record(match: Match) -> dict:
+    error = match.error
+    told = {name: getattr(match, name) for name in ("line", "text", "rank", "file")}
+    told |= {name: getattr(error, name) for name in ("kind", "message")}
+    told |= {name: _without_links(getattr(error, name)).strip() for name in ("cause", "fix")}
+    url = _published(f"{error.page}#{error.id}")
+    return {"id": error.id, **told, "works": error.works.strip(), "url": url}
 
 
 def _also(match: Match) -> str:

@@ -66,10 +66,10 @@ def _no_such(name: str) -> str:
     return f"no file and no entry is called {name}. {advice}"
 
 
-def find(texts: dict[str, str], first: str) -> list[errors.Match]:
-    """What `errors.find` finds in each log, the one of the name `first` before the others."""
+def find(texts: dict[str, str], first: dict[str, str]) -> list[errors.Match]:
+    """What `errors.find` finds in each log, that of the `first_to_fail` before the others."""
     found = {}
-    for name in sorted(texts, key=lambda name: name != first):
+    for name in sorted(texts, key=lambda name: name != first.get("file")):
         file = name if len(texts) > 1 else ""
         for match in errors.find(texts[name]):
             whose = {"rank": match.rank or _whose(name), "file": printable(file)}
@@ -77,15 +77,13 @@ def find(texts: dict[str, str], first: str) -> list[errors.Match]:
     return sorted(found.values(), key=lambda match: errors.KINDS[match.error.kind])
 
 
-def first_to_fail(texts: dict[str, str]) -> tuple[str, str]:
-    """The name of the log whose first own error is the earliest, and what to say of it.
-
-    Its own is what does not follow from another rank's. Two empty texts if no log has one, or if
-    there is only one log.
+def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
+    """Of several logs, the earliest error that does not follow from another rank's: its ``text``,
+    its ``rank`` and ``file``, and what it ``says`` to a reader.
     """
     own = {name: failure for name, text in texts.items() if (failure := _failure(text))}
     if len(texts) < 2 or not own:
-        return "", ""
+        return {}
     times, how = {name: time for name, (time, *_) in own.items()}, "by the times in the logs"
     if len(own) == 1:
         how = "the only one with an error of its own"
@@ -93,7 +91,8 @@ def first_to_fail(texts: dict[str, str]) -> tuple[str, str]:
         times, how = {name: os.stat(name).st_mtime for name in own}, "by the times of the files"
     name = min(own, key=times.get)
     rank, text = own[name][1] or _whose(name), own[name][2]
-    return name, f"{rank.capitalize() or 'One'} failed first, {how}, in {printable(name)}: {text}"
+    says = f"{rank.capitalize() or 'One'} failed first, {how}, in {printable(name)}: {text}"
+    return {"rank": rank, "file": name, "text": text, "says": says}
 
 
 def _failure(log: str) -> tuple[str, str, str] | None:

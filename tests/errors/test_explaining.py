@@ -1,6 +1,7 @@
 """``torchclinic explain``: a log or an entry's id in; why, and what to do, out."""
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -66,6 +67,33 @@ def test_an_unknown_error_has_the_status_1(explain):
     assert out.startswith("No entry of the catalogue has these words.")
 
 
+def test_with_json_the_same_answer_has_a_form_for_programs(explain):
+    def told(*arguments, **given):
+        with published("Documentation, https://a.example/book/"):
+            return json.loads(explain("--json", *arguments, **given)[1])
+
+    logs = [f"[rank1]: {line}" for line in LOG.splitlines()]
+    answer = told(given="\n".join(logs).encode())
+    (match,) = answer.pop("matches")
+    assert answer == {"version": 1, "nearest": [], "other_program": ""}
+    entry = catalogue()["module-prefix"]
+    assert match == {
+        "id": entry.id, "line": 4, "text": f"[rank1]: {LOG.splitlines()[3].strip()}",
+        "rank": "rank 1", "file": "", "kind": "error", "message": entry.message,
+        "cause": errors._without_links(entry.cause).strip(),
+        "fix": errors._without_links(entry.fix).strip(), "works": entry.works.strip(),
+        "url": "https://a.example/book/notebooks/errors_files.html#module-prefix",
+    }  # fmt: skip
+    (asked,) = told(entry.id, given=b"")["matches"]
+    assert asked == match | {"line": None, "text": "", "rank": ""}
+    page = (errors.NOTEBOOKS.parent / "book/errors.md").read_text(encoding="utf-8")
+    assert [name for name in {**answer, "matches": 0, **asked} if f"`{name}`" not in page] == []
+    unknown = told(given=b"RuntimeError: no state_dict that a worker could load")
+    assert unknown["matches"] == []
+    assert set(unknown["nearest"]) <= set(catalogue())
+    assert told(given=b"ggml: CUDA out of memory. ")["other_program"] == "llama.cpp"
+
+
 GONE = "RuntimeError: [../gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1"
 TIMED = "2026-11-22 05:20:{} INFO step 7\nTraceback (most recent call last):\nKeyError: 'image'\n"
 OLD, NEW, OWN = (f"logs/run/attempt_{at}/stderr.log" for at in ("2/0", "10/0", "10/1"))
@@ -87,10 +115,10 @@ def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, 
             Path(name).write_text(text)
             os.utime(name, (-age, -age))
         what = ["logs"] if OWN in logs else logs
-        (_, out, _), last = explain(*what), [*logs][-1]
-        assert out.startswith(says)
-        assert f", in {last}: " in out.partition("\n")[0]
-        assert logs[last] != LOG or f"In {last}, line 4" in out
+        told = json.loads(explain("--json", *what)[1])
+        assert explain(*what)[1].startswith(says)
+        assert told["first_to_fail"]["file"] == [*logs][-1]
+        assert told["matches"][:1] == [m for m in told["matches"] if m["file"] == [*logs][-1]]
 
 
 @pytest.mark.slow
