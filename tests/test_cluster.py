@@ -35,9 +35,7 @@ def test_slurm_reads_all_options_of_the_sbatch_script():
     """It stops reading #SBATCH lines at the first command."""
     lines = SBATCH.read_text().splitlines()
     first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")
-    options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
-    assert len(options) == 9
-    assert max(options) < first_command
+    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
 
 
 SCONTROL = """#!/bin/bash
