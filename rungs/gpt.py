@@ -31,7 +31,6 @@ from torch.distributed.checkpoint import state_dict as alike  # names are, on ev
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.benchmark import Timer
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
@@ -248,9 +247,13 @@ def parallelize(model, args):
 
 def measure_peak(args):
     """Multiplications and additions per second of a large matrix product."""
-    size = 1024 if args.device.type == "cpu" else 8192
+    size, seconds = 1024 if args.device.type == "cpu" else 8192, []
     one = torch.randn(size, size, device=args.device, dtype=DTYPES[args.precision])
-    return 2 * size**3 / Timer("one @ one", globals={"one": one}).timeit(5).mean
+    for _ in range(5):
+        begin = time.perf_counter()
+        (one @ one)[0, 0].item()  # waits for it
+        seconds.append(time.perf_counter() - begin)
+    return 2 * size**3 / min(seconds)
 
 
 # --- checkpoints --------------------------------------------------------------------------------
