@@ -470,7 +470,7 @@ def draw(model, held_out, args):
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
         file.write_text(text + "\n")
     if args.rank == 0:
-        print(f"drawn: {file}")
+        print(f"drawn: {file.name}")
 
 
 def export(model, args):
