@@ -117,6 +117,7 @@ def main():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             torch.save(weights, f"{folder}/new")
             os.replace(f"{folder}/new", path)  # a save that is killed leaves the old file
+    del parallel  # if it outlives its group, gloo may hang
     dist.destroy_process_group()
 
 

@@ -567,6 +567,7 @@ def main():
     if args.export:
         export(model, args)
     dist.barrier()
+    del called  # DDP that outlives its group may hang under gloo
     dist.destroy_process_group()
 
 

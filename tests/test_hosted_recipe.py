@@ -15,7 +15,7 @@ from test_rungs import run_on_ranks
     r"```python\n(import os\n.*?)```", (ROOT / "book/hosted.md").read_text(), re.S
 )
 CELLS = json.loads((ROOT / "notebooks/both_gpus.ipynb").read_text())["cells"]
-(TWO_CELLS,) = ("".join(c["source"][1:]) for c in CELLS if c["source"][0].startswith("%%writefile"))
+TWO_CELLS, _ = ("".join(c["source"][1:]) for c in CELLS if c["source"][0].startswith("%%writefile"))
 
 
 def run(text, folder, *, fp16, nproc=2):
