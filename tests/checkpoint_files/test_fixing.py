@@ -156,6 +156,8 @@ def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path)
     fix_checkpoint(path, tmp_path / "z.pt", key="ema")
     weights, averaged = torch.load(tmp_path / "y.pt"), torch.load(tmp_path / "z.pt")
     assert torch.equal(weights["conv.weight"] + 1, averaged["conv.weight"])
+    load_into(model := net(), path, key="ema")
+    assert torch.equal(model.conv.weight, averaged["conv.weight"])
 
 
 # Dtypes that safetensors lacks.
