@@ -3,13 +3,11 @@
 In a notebook it names the cell: a cell of the clinic, errors_workers, shows it.
 """
 
-import multiprocessing as mp
 import os
-import runpy
-import sys
 
 import pytest
 import torch
+from running import ran
 
 pytestmark = pytest.mark.slow
 needs_a_cuda_build = pytest.mark.skipif(
@@ -48,29 +46,13 @@ sys.stdout.reconfigure(line_buffering=True)  # or a fork would print the same on
 """
 
 
-def run_in(folder, **environment):
-    """As a new Python would; in a child of one that has torch, so torch is imported once."""
-    os.chdir(folder)
-    os.environ |= environment
-    sys.path.insert(0, str(folder))
-    with open("printed", "w") as printed:
-        os.dup2(printed.fileno(), 1)
-    runpy.run_path("train.py", run_name="__main__")
-
-
 @pytest.fixture
 def run(tmp_path):
     """Run a program as a file; the lines that it prints."""
 
     def run(program, **environment):
         (tmp_path / "train.py").write_text(BEGIN + program)
-        server = mp.get_context("forkserver")
-        server.set_forkserver_preload(["torch"])
-        process = server.Process(target=run_in, args=(tmp_path,), kwargs=environment)
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-        return (tmp_path / "printed").read_text().splitlines()
+        return ran("python", "train.py", cwd=tmp_path, env=os.environ | environment).splitlines()
 
     return run
 
