@@ -1,7 +1,5 @@
 """Which devices there are, mostly on machines that are only pretended, and what is on which."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os

@@ -1,7 +1,5 @@
 """Which line started CUDA, so that a forked process cannot use it?"""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -5,8 +5,6 @@ process group. There rank 0 orders them to join and to measure, and each rank wr
 it. So a rank that is silent is known by name. A collective cannot tell: in it, all ranks wait.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

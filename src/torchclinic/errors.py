@@ -10,8 +10,6 @@ white space, and a pattern is nothing but pieces of text in their order. No patt
 expression: none can be slow, and Python and JavaScript agree.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -494,13 +492,6 @@ def _published(link: str) -> str:
     return ""
 
 
-def of_chapter(name: str) -> ErrorTable:
-    """The entries that lead to a chapter, such as ``'inside_ddp'``, in the catalogue's order."""
-    titles = re.compile(rf"\d\d_{name}(#|$)")
-    named = [e for e in catalogue().values() if any(map(titles.match, e.chapters))]
-    return ErrorTable(named)
-
-
 @dataclass(frozen=True)
 class ErrorTable:
     """Some entries; a table in Markdown, and in a terminal a line for each."""
@@ -519,6 +510,13 @@ class ErrorTable:
             cells = [cell.replace("|", r"\|") for cell in (linked, *error.in_brief)]
             rows.append(f"| {' | '.join(cells)} |")
         return "\n".join(" ".join(row.split()) for row in rows)
+
+
+def of_chapter(name: str) -> ErrorTable:
+    """The entries that lead to a chapter, such as ``'inside_ddp'``, in the catalogue's order."""
+    titles = re.compile(rf"\d\d_{name}(#|$)")
+    named = [e for e in catalogue().values() if any(map(titles.match, e.chapters))]
+    return ErrorTable(named)
 
 
 # --- under a traceback --------------------------------------------------------------------------

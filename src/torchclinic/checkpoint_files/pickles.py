@@ -5,8 +5,6 @@ A pickle is a program: it may import any name and call it. ``torch.load`` takes 
 wherever anything else would be imported, called or built. It imports nothing that a file names.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
