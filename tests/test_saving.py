@@ -235,13 +235,9 @@ def test_ranks_that_would_save_different_files_lose_none_of_them(tmp_path):
 
 @pytest.mark.slow
 def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
-    class Odd(Exception):
-        def __init__(self, one, two):
-            super().__init__("odd")
-
     class Part:
         def state_dict(self):
-            raise Odd(1, 2)
+            raise dist.DistError("odd")  # of no module that every process must have
 
     def sharded():
         from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
@@ -264,7 +260,7 @@ def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
     assert one == other
     assert "File too large; not saved, and earlier checkpoints are as they were" in one[0]
     assert "A tensor is sharded (a DTensor)" in one[1]
-    assert one[2] == "RuntimeError: Odd: odd"
+    assert one[2] == "RuntimeError: DistError: odd"
     assert not os.listdir(tmp_path)
 
 

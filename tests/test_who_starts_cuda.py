@@ -39,9 +39,6 @@ def found_by(call):
         exec(call)
     return found.before, *([call.name for call in calls] for calls in (found.asked, found.started))
 
-def last_line(calls):
-    return calls[-1].line if calls else None
-
 sys.stdout.reconfigure(line_buffering=True)  # or a fork would print the same once more
 """
 
@@ -169,7 +166,7 @@ with who_starts_cuda() as found:
         torch.zeros(2, device='cuda')
     except AssertionError as error:
         print(error)
-print(found.before, found.asked, last_line(found.started))
+print(found.before, found.asked, found.started[-1].line)
 """)
     attempt = "False [] torch.zeros(2, device='cuda')"
     assert printed == ["False", "Torch not compiled with CUDA enabled", attempt]

@@ -437,7 +437,6 @@ bad("a folder; name a checkpoint in it (it is empty)", "empty_folder")(lambda fo
 bad("cut off", "truncated")(lambda folder: cut(plain(folder), 0.6))
 bad("cut off", "truncated_legacy")(lambda folder: cut(legacy(folder), 0.95))
 bad("cut off", "truncated_safetensors")(lambda folder: cut(safetensors_file(folder), 0.9))
-bad("damaged", "truncated_in_the_header")(lambda folder: cut(safetensors_file(folder), 0.1))
 bad("the numbers of 'conv.weight' are not those that were saved", "zeros_in_the_middle")(
     lambda folder: zero(plain(folder), net().conv.weight.detach())
 )
