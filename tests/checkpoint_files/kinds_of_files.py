@@ -93,19 +93,18 @@ OLD = {"_use_new_zipfile_serialization": False}
 GOOD, BAD = {}, {}  # name -> (function of a folder that makes the file, what to expect)
 
 
-def good(name=None, make=None, device=None, options=None, **expected):
+def good(name=None, make=None, device="cpu", options=None, **expected):
     """Register a builder, or what `make` of a folder gives for ``torch.save``.
 
     `expected` has where the weights are, options for fix, and what inspect shall find.
     """
 
     def register(build):
-        found = {"at": "", "device": device or "cpu"} | expected
-        GOOD[name or build.__name__] = (build, found)
+        GOOD[name or build.__name__] = (build, {"at": "", "device": device} | expected)
         return build
 
     def build(folder):
-        with mock.patch("torch.serialization.location_tag", return_value=device or "cpu"):
+        with mock.patch("torch.serialization.location_tag", return_value=device):
             return saved(folder, make(folder), **(options or {}))
 
     return register(build) if make else register

@@ -67,8 +67,8 @@ def test_good_files_are_understood_fixed_and_loaded(kind, made, tmp_path):
     assert bool(found.prefixes) == ("prefix" in expected)
     assert expected.get("calls", "") in " ".join(found.imports)
     assert bool(found.imports) == ("calls" in expected)
-    device = expected.get("device", "cpu")
-    assert set(found.devices.values()) == (set() if "safetensors" in found.format else {device})
+    devices = set() if "safetensors" in found.format else {expected["device"]}
+    assert set(found.devices.values()) == devices
     assert ("saved on" in repr(found)) == bool(found.devices)
     assert expected.get("holds", "") in repr(found)
     assert all(len(line) <= 80 or str(folder) in line for line in repr(found).splitlines())
