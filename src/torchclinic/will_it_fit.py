@@ -10,6 +10,8 @@ and cuBLAS's workspaces, other temporary tensors inside an operation, and memory
 allocator has reserved but cannot use (fragmentation). Leave a tenth of the GPU for them.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
