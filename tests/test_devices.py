@@ -1,7 +1,5 @@
 """Which devices there are, mostly on machines that are only pretended, and what is on which."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os
@@ -354,27 +352,6 @@ class Mixed(nn.Module):
 
 def test_what_a_gpu_may_mix_with_the_cpu_is_no_mismatch():
     assert find_mismatch(Mixed().to("meta"), meta(8, 2, 4)) is None
-
-
-class Retry(nn.Module):
-    """Survives a mismatch of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.left_behind = nn.Linear(4, 4, device="meta")
-        self.spare = nn.Linear(4, 4)
-
-    def forward(self, x):
-        try:
-            return self.left_behind(x)
-        except RuntimeError:
-            return self.spare(x)
-
-
-def test_a_mismatch_the_model_survives_is_not_reported():
-    assert find_mismatch(Retry(), torch.zeros(8, 4)) is None
-    model = nn.Sequential(Retry(), nn.Linear(4, 2, device="meta"))
-    assert find_mismatch(model, torch.zeros(8, 4)).module == "1"
 
 
 def test_what_is_compiled_is_looked_at_without_compiling_it():

@@ -127,14 +127,3 @@ def test_inspect_and_fix_say_what_a_folder_of_shards_and_one_ranks_shards_are(tm
     with pytest.raises(CheckpointError) as caught:
         fix_checkpoint(alone, tmp_path / "fixed.pt")
     assert str(caught.value) == advice
-
-
-def test_a_checkpoint_of_two_copies_in_two_shards_loads_on_one_rank(tmp_path):
-    def save():
-        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        dcp.save(fully_shard(build(), mesh=mesh).state_dict(), checkpoint_id=tmp_path / "step")
-
-    on_ranks(save, world_size=4)
-    state = {key: torch.zeros_like(tensor) for key, tensor in build().state_dict().items()}
-    dcp.load(state, checkpoint_id=tmp_path / "step")
-    assert all(torch.equal(state[key], tensor) for key, tensor in build().state_dict().items())

@@ -3,13 +3,11 @@
 In a notebook it names the cell: a cell of the clinic, errors_workers, shows it.
 """
 
-import multiprocessing as mp
 import os
-import runpy
-import sys
 
 import pytest
 import torch
+from running import ran
 
 pytestmark = pytest.mark.slow
 needs_a_cuda_build = pytest.mark.skipif(
@@ -41,21 +39,8 @@ def found_by(call):
         exec(call)
     return found.before, *([call.name for call in calls] for calls in (found.asked, found.started))
 
-def last_line(calls):
-    return calls[-1].line if calls else None
-
 sys.stdout.reconfigure(line_buffering=True)  # or a fork would print the same once more
 """
-
-
-def run_in(folder, **environment):
-    """As a new Python would; in a child of one that has torch, so torch is imported once."""
-    os.chdir(folder)
-    os.environ |= environment
-    sys.path.insert(0, str(folder))
-    with open("printed", "w") as printed:
-        os.dup2(printed.fileno(), 1)
-    runpy.run_path("train.py", run_name="__main__")
 
 
 @pytest.fixture
@@ -64,13 +49,7 @@ def run(tmp_path):
 
     def run(program, **environment):
         (tmp_path / "train.py").write_text(BEGIN + program)
-        server = mp.get_context("forkserver")
-        server.set_forkserver_preload(["torch"])
-        process = server.Process(target=run_in, args=(tmp_path,), kwargs=environment)
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-        return (tmp_path / "printed").read_text().splitlines()
+        return ran("python", "train.py", cwd=tmp_path, env=os.environ | environment).splitlines()
 
     return run
 
@@ -187,7 +166,7 @@ with who_starts_cuda() as found:
         torch.zeros(2, device='cuda')
     except AssertionError as error:
         print(error)
-print(found.before, found.asked, last_line(found.started))
+print(found.before, found.asked, found.started[-1].line)
 """)
     attempt = "False [] torch.zeros(2, device='cuda')"
     assert printed == ["False", "Torch not compiled with CUDA enabled", attempt]

@@ -1,7 +1,5 @@
 """The command ``torchclinic``: ``doctor``, ``explain``, ``inspect`` and ``fix``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

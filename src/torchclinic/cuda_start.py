@@ -1,7 +1,5 @@
 """Which line started CUDA, so that a forked process cannot use it?"""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback
@@ -35,12 +33,8 @@ This asked CUDA about the GPUs; a process forked later cannot use CUDA:
 {calls}
 With PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment by then, torch.cuda.is_available() asks
 NVIDIA's NVML instead, and leaves forks alone."""
-STARTED = """\
-This started CUDA; a process forked later cannot use it:
-{calls}"""
-TRIED = """\
-This tried to start CUDA:
-{calls}"""
+STARTED = "This started CUDA; a process forked later cannot use it:\n{calls}"
+TRIED = "This tried to start CUDA:\n{calls}"
 NOTHING = "As far as PyTorch knows, nothing in the block started CUDA or asked about the GPUs."
 
 

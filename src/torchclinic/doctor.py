@@ -5,8 +5,6 @@ process group. There rank 0 orders them to join and to measure, and each rank wr
 it. So a rank that is silent is known by name. A collective cannot tell: in it, all ranks wait.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -44,10 +42,8 @@ MUST_AGREE = {
     **dict.fromkeys(["torchclinic", "torch"], "install the same on every host"),
     **dict.fromkeys(["CUDA", "NCCL"], "install the same build of torch on every host"),
     "program": "copy the same files to every host",
+    "GPU": "torchclinic doctor says there why there is none",
 }
-# Else it is a warning, unless one has none.
-SHOULD_AGREE = dict.fromkeys(["Python", "driver"], "that often goes well")
-SHOULD_AGREE |= {"GPU": "the slowest sets the pace"}
 
 
 def run(timeout: float, program: str | None = None) -> int:
@@ -203,25 +199,24 @@ def host_table(facts: list[dict]) -> Table:
     return Table(kept, [[row[key] for key in kept] for row in rows])
 
 
-def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
-    """Problems and warnings: a sentence for each thing in which the hosts differ."""
+def disagreements(facts: list[dict]) -> list[str]:
+    """A sentence for each thing in which the hosts differ and must not, and for each shared GPU."""
     names = host_names(facts)
-    problems, warnings, differing = [], [], set()
-    for key, advice in (MUST_AGREE | SHOULD_AGREE).items():
+    problems, differing = [], set()
+    for key, advice in MUST_AGREE.items():
         hosts: dict[str | None, dict[str, None]] = {}
         for f in facts:
             hosts.setdefault(f[key], {})[names[f["rank"]]] = None
         # Another torch has another CUDA and NCCL, of course.
         if len(hosts) == 1 or (key in ("CUDA", "NCCL") and "torch" in differing):
             continue
+        if key == "GPU" and None not in hosts:  # two kinds train together, at the slower one's pace
+            continue
         differing.add(key)
         rare, *others = sorted(hosts, key=lambda value: len(hosts[value]))
         told = [f"{value or 'none'} on {_and(hosts[value])}" for value in (rare, *others[:-1])]
-        lacking = key in SHOULD_AGREE and None in hosts
-        advice = "torchclinic doctor says there why there is none" if lacking else advice
-        sentences = problems if key in MUST_AGREE or lacking else warnings
         told = f"{', '.join(told)}, {others[-1] or 'none'} on the others"
-        sentences.append(f"{key}: {told}; {advice}.")
+        problems.append(f"{key}: {told}; {advice}.")
     for uuid, number in Counter(f["uuid"] for f in facts if f["uuid"]).items():
         if number > 1:
             ranks = [f["rank"] for f in facts if f["uuid"] == uuid]
@@ -229,7 +224,7 @@ def disagreements(facts: list[dict]) -> tuple[list[str], list[str]]:
                 f"ranks {_and(ranks)} on {names[ranks[0]]} share one GPU, which NCCL refuses "
                 "('Duplicate GPU detected'): start no more ranks there than it has GPUs."
             )
-    return problems, warnings
+    return problems
 
 
 # --- who answers --------------------------------------------------------------------------------
@@ -253,8 +248,7 @@ def _lead(store: dist.Store, timeout: float) -> list[str]:
     facts = [json.loads(store.get(f"facts/{r}")) for r in range(world_size) if r not in silent]
     names = host_names(facts)
     print(host_table(facts), end="\n\n")
-    problems, warnings = disagreements(facts)
-    problems += [
+    problems = disagreements(facts) + [
         f"rank {r} of {world_size} did not register within {timeout:g} s: check that its host was "
         f"started and reaches {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}."
         for r in silent
@@ -275,9 +269,7 @@ def _lead(store: dist.Store, timeout: float) -> list[str]:
         if not failures:
             times = {int(size): seconds for size, seconds in answers[0]["times"].items()}
             print(all_reduce_table(times, world_size), end="\n\n")
-    told = [f"WARNING  {warning}" for warning in warnings]
-    told += _marked(problems) or [verdict(names, warnings, times)]
-    print(*told, sep="\n", flush=True)
+    print(*_marked(problems) or [verdict(names, times)], sep="\n", flush=True)
     store.set("end/0", json.dumps(problems))
     missing_ranks(store, "bye", {*range(1, world_size)} - {*silent}, GRACE)  # then the store may go
     return problems
@@ -373,23 +365,19 @@ def all_reduce_times(device: torch.device) -> dict[int, float]:
     """Median seconds of an all-reduce by its bytes; the same on all ranks."""
     times = {}
     for size in SIZES:
-        tensor = torch.zeros(size // 4, device=device)
-        seconds = [timed(lambda t=tensor: dist.all_reduce(t), device) for _ in range(1 + RUNS)]
+        tensor, seconds = torch.zeros(size // 4, device=device), []
+        for _ in range(1 + RUNS):
+            start = time.perf_counter()
+            dist.all_reduce(tensor)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
         slowest = torch.tensor(median(seconds[1:]), dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         times[size] = slowest.item()
         if times[size] > ENOUGH:  # the next would take four times as long
             break
     return times
-
-
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of ``work()``, waiting for the GPU."""
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def bus_bandwidth(size: float, seconds: float, world_size: int) -> float:
@@ -418,13 +406,13 @@ def all_reduce_table(times: Mapping[int, float], world_size: int) -> Table:
     return Table(["all-reduce", "time", "bus bandwidth"], rows)
 
 
-def verdict(names: Mapping[int, str], warnings: list[str], times: Mapping) -> str:
+def verdict(names: Mapping[int, str], times: Mapping) -> str:
     """The last line if there is no problem."""
     ranks, hosts = len(names), len(set(names.values()))
     line = f"OK: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)} agree"
     if times:
         line += f"; all-reduce {_speed(bus_bandwidth(max(times), times[max(times)], ranks))}"
-    return line + f"; warnings: {len(warnings)}" * bool(warnings)
+    return line
 
 
 def _marked(problems: list[str]) -> list[str]:

@@ -10,8 +10,6 @@ white space, and a pattern is nothing but pieces of text in their order. No patt
 expression: none can be slow, and Python and JavaScript agree.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -35,47 +33,12 @@ NEAR = 30  # lines around a special entry in which a more general one gives way 
 # What is shown first: an error, or what a log says of an error that has no message (silent); then
 # what follows from an error elsewhere; then warnings.
 KINDS = {"error": 0, "silent": 0, "follows": 1, "warning": 2}
-# Replaced one after the other: what an input method or a web page makes of ASCII, and the many ways
-# to write a quotation mark; the last three are of JSON. First, the one word that a shell prints.
-QUOTES = {
-    "\nKilled\n": "\nKilled python\n",
-    "&amp;": "&",
-    **dict.fromkeys(["&#39;", "&#x27;", "&apos;", "&quot;", "&#34;"], "'"),
-    "&lt;": "<",
-    "&gt;": ">",
-    "&nbsp;": " ",
-    **dict.fromkeys('"`´‘’‚‛“”„‟′″「」『』«»＂＇', "'"),
-    **dict(zip("：，；．（）［］＝／！", ":,;.()[]=/!", strict=True)),
-    "…": "...",
-    "\\'": "'",
-    "\\n": "",
-    "\\t": "",
-}
 COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]|\\u001b|\\x1b|\\033|\^\[(?=\[)"
 COLOUR += r"|\[[0-9;]{1,12}m"  # of which only this is left where web pages drop the rest
 COLOUR += r"|</?(?:span|font)(?: [^<>\n]{0,200})?>"  # of a page's source
 # Of lines. Written so that Python's re.ASCII and JavaScript read them alike: \s would differ.
 BLANK = r"[ \t\r\f\v\u00a0\u3000\ufeff]"
 END = rf"(?={BLANK}|\n|$)"
-PREFIXES = [
-    # A line of code beside the one that ran, with its number, as IPython, Colab and rich quote it:
-    # all of it, if it begins a text, for nobody has printed that text.
-    r"(?:│ {0,9})?\[?\d{1,6}(?:\]\([^\n ]{1,300}\))?[ │]{1,99}"
-    r"(?![ │])(?:[^\n:']{0,200}[(=,+] ?)?[bfr]{0,2}'[^\n]*",
-    r"\[(?:rank|default) ?\d{1,5}\]:?",  # torch, torchrun
-    r"\[\d{1,5}(?:,\d{1,5})?\](?:<\w{1,6}>)?:?",  # mpirun --tag-output
-    rf"\d{{1,5}}:{END}",  # srun --label
-    r"\((?:[\w.]{1,60} )?pid=\d{1,9}(?:, ip=[\d.]{1,40})?\)",  # Ray
-    r"\[?[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} +(?:\d{1,9} )?[\w./-]{1,200}:\d{1,6}\]",  # glog
-    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?",  # loggers
-    r"\[?\d\d:\d\d:\d\d\]?",
-    rf"\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?:?{END}",
-    rf"[\w./-]{{1,100}} {{0,9}}\|{END}",  # docker compose
-    r"\[pod/[\w./-]{1,200}\]",  # kubectl logs --prefix
-    rf"E(?={BLANK}{{3}})",  # pytest
-    rf"(?:[>|]{{1,9}}|-){END}",  # quotations, exception groups
-]
-PREFIX = rf"{BLANK}*(?:(?:{'|'.join(PREFIXES)}){BLANK}*){{0,6}}"
 # Lines that say what is wrong, if no pattern does; and their words, without the names of modules.
 TELLING = re.compile(
     r"(?:[Ee]rror|Exception|Warning|what\(\))(?:\(s\))?[^ ]{0,12}: "
@@ -169,6 +132,11 @@ def page(name: str) -> dict:
     text = (CATALOGUE / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
+
+LOGS = page("logs")  # what stands there around the words of an error
+QUOTES = {mark: plain for plain, marks in LOGS["plain"] for mark in marks}
+PREFIXES = "|".join(LOGS["prefixes"]).replace("<END>", END).replace("<BLANK>", BLANK)
+PREFIX = rf"{BLANK}*(?:(?:{PREFIXES}){BLANK}*){{0,6}}"
 
 # --- finding ------------------------------------------------------------------------------------
 
@@ -494,13 +462,6 @@ def _published(link: str) -> str:
     return ""
 
 
-def of_chapter(name: str) -> ErrorTable:
-    """The entries that lead to a chapter, such as ``'inside_ddp'``, in the catalogue's order."""
-    titles = re.compile(rf"\d\d_{name}(#|$)")
-    named = [e for e in catalogue().values() if any(map(titles.match, e.chapters))]
-    return ErrorTable(named)
-
-
 @dataclass(frozen=True)
 class ErrorTable:
     """Some entries; a table in Markdown, and in a terminal a line for each."""
@@ -519,6 +480,13 @@ class ErrorTable:
             cells = [cell.replace("|", r"\|") for cell in (linked, *error.in_brief)]
             rows.append(f"| {' | '.join(cells)} |")
         return "\n".join(" ".join(row.split()) for row in rows)
+
+
+def of_chapter(name: str) -> ErrorTable:
+    """The entries that lead to a chapter, such as ``'inside_ddp'``, in the catalogue's order."""
+    titles = re.compile(rf"\d\d_{name}(#|$)")
+    named = [e for e in catalogue().values() if any(map(titles.match, e.chapters))]
+    return ErrorTable(named)
 
 
 # --- under a traceback --------------------------------------------------------------------------

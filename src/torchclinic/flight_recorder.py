@@ -5,8 +5,6 @@ stacks. Nearly every hang has one cause: a rank did not make a call that the oth
 it with something else. So the calls of all ranks are compared, group by group, by their number.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

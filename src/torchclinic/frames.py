@@ -1,7 +1,5 @@
 """Where a call comes from or failed, told by frames that a reader knows: a cell, not a library."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

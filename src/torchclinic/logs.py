@@ -4,8 +4,6 @@ They are files, one for each rank, or a folder, such as ``torchrun --log-dir=log
 makes: ``logs/RUN/attempt_N/LOCAL_RANK/stderr.log``.
 """
 
-from __future__ import annotations
-
 import codecs
 import difflib
 import os

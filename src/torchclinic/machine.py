@@ -1,7 +1,5 @@
 """What has this machine, and why does PyTorch see no GPU?"""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """What surrounds a model: its wrappers, and the mode it is in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What torchrun, and launchers like it, tell a rank of its group; and how a group breaks."""
 
-from __future__ import annotations
-
 import re
 
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -1,7 +1,5 @@
 """A small table that reads well in a terminal and in a notebook."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Where is everything, and where do two devices meet?"""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Write a file so that no crash, at any instant, costs the one that was there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -8,8 +8,6 @@ each rank's random generators; ``run``: the settings that must stay; ``classes``
 ``versions``; ``number``: which save of the folder it was; and what else the caller gives.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -4,8 +4,6 @@ Two names: ``fashion_mnist_small`` (12,000 + 2,000 images, bundled) and ``fashio
 10,000). Both are held in memory as ``uint8`` and become normalised ``float32`` batch by batch.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import zipfile

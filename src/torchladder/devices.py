@@ -1,7 +1,5 @@
 """The i-th GPU, all of them, or the device that a person has named."""
 
-from __future__ import annotations
-
 import torch
 
 from torchclinic.machine import why_no_cuda

@@ -10,8 +10,6 @@
   torchrun's agent does. Under it, all is plain `torch.distributed`.
 """
 
-from __future__ import annotations
-
 import atexit
 import codecs
 import faulthandler

@@ -5,8 +5,6 @@ So each clock here waits for the device before it is read, the first calls are n
 allocate, choose algorithms, compile), and what comes out is several runs, not one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The book's three models, from 7,946 parameters to 0.80 billion."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

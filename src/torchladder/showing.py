@@ -5,8 +5,6 @@ text around it, so it follows the reader's theme. Text stays text: it can be sea
 and translated.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import re

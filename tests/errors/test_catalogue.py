@@ -34,7 +34,7 @@ def test_ids_are_unique_and_can_be_typed():
 
 
 def test_fields_are_of_their_types_and_name_what_exists():
-    kinds = {"str": str, "bool": bool, "list[str]": list}
+    kinds = {str: str, bool: bool, list[str]: list}
     for entry in ENTRIES:
         mistyped = [f for f in fields(entry) if type(getattr(entry, f.name)) is not kinds[f.type]]
         assert mistyped == [], entry.id

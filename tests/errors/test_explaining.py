@@ -61,10 +61,12 @@ def test_a_log_in_a_file_or_in_the_standard_input_is_explained(explain, tmp_path
     assert "Also in your log:\n  line 6, target-out-of-bounds: " in out
 
 
-def test_an_unknown_error_has_the_status_1(explain):
-    status, out, err = explain(given=b"KeyError: 'rank'\n")
+def test_an_unknown_error_has_the_status_1_and_what_to_collect_is_said(explain):
+    status, out, err = explain(given=b"RuntimeError: no state_dict that a worker could load\n")
     assert (status, err) == (1, "")
     assert out.startswith("No entry of the catalogue has these words.")
+    assert "torchclinic doctor" in out
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_with_json_the_same_answer_has_a_form_for_programs(explain):

@@ -209,13 +209,6 @@ def test_the_nearest_entries_of_a_message_in_other_words_nearly_always_hold_its_
     assert nearest("") == nearest("lorem ipsum dolor sit amet\n" * 100) == []
 
 
-def test_what_is_printed_of_an_unknown_error_says_what_to_collect():
-    text = explain("RuntimeError: the flux capacitor has no state_dict that worker could load")
-    assert text.startswith("No entry of the catalogue has these words.")
-    assert "torchclinic doctor" in text
-    assert max(map(len, text.splitlines())) <= 100
-
-
 # --- no text is slow to read, whatever it holds --------------------------------------------------
 
 PATTERNS = [p for name in catalogue() for p in errors._patterns(name)]

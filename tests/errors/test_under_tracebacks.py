@@ -10,9 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from running import text_of
-from torch import nn
 
-from torchclinic import cli, errors
+from torchclinic import errors
 from torchclinic.errors import LINE, note
 
 THE_LINE = f"{LINE} module-prefix"
@@ -88,10 +87,6 @@ def test_the_source_in_a_traceback_is_not_read():
     assert notes_of(caught.value) == []
 
 
-def load_from_a_wrapper(*_):
-    nn.Linear(4, 2).load_state_dict(nn.DataParallel(nn.Linear(4, 2)).state_dict())
-
-
 @pytest.mark.slow
 def test_a_torch_that_lacks_a_library_has_its_entry_named(tmp_path, monkeypatch):
     text = 'Error loading "c10.dll" or one of its dependencies.'
@@ -101,10 +96,3 @@ def test_a_torch_that_lacks_a_library_has_its_entry_named(tmp_path, monkeypatch)
         command = [sys.executable, "-m", "torchclinic", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.stderr.endswith(f"{LINE} dll-not-loaded\n")
-
-
-def test_a_command_that_pytorch_ends_names_the_entry_after_the_traceback(monkeypatch):
-    monkeypatch.setattr(cli, "_doctor", load_from_a_wrapper)
-    with pytest.raises(RuntimeError) as caught:
-        cli.main(["doctor"])
-    assert caught.value.__notes__ == [THE_LINE]

@@ -48,13 +48,3 @@ def test_each_rung_shows_its_program_marks_what_it_adds_and_leads_to_its_chapter
     assert set(added) < set(since_first)
     assert [line for line in since_first if "LeNet().to(device)" in line]
     opened.get_by_label("Compare with rung 1").uncheck()
-
-
-@pytest.mark.slow
-def test_the_buttons_are_on_the_first_screen_of_a_phone(opened):
-    opened.goto(opened.address)
-    opened.set_viewport_size({"width": 390, "height": 844})
-    for name in ("I have an error", "Climb the ladder"):
-        box = opened.get_by_role("link", name=name).first.bounding_box()
-        assert box["y"] + box["height"] < 844
-    opened.set_viewport_size({"width": 1280, "height": 900})

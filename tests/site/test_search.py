@@ -131,15 +131,3 @@ def test_no_page_loads_an_index_before_somebody_searches(site, pages):
         scripts = {Path(source).name for source in scripts}
         assert not scripts & {"searchindex.js", "searchtools.js", "search_index.js"}
         assert name == "index.html" or "search.js" in scripts
-
-
-def test_an_edition_in_chinese_is_searched_by_its_words(opened):
-    opened.wait_for_function("typeof searching == 'function'")
-    found = opened.evaluate("""() => {
-        const texts = ['把张量移动到另一个设备。', '保存和加载模型的状态字典。', '设备内存不够。'];
-        const parts = texts.map((text, i) => ['', `s${i}`, 1, text]);
-        const {find} = searching([['a.html', '', parts]], 'zh-CN');
-        const found = (query) => find(query).hits.map((hit) => hit.anchor);
-        return ['移动张量', '加载状态字典', '设备'].map(found);
-    }""")
-    assert found == [["s0"], ["s1"], ["s0", "s2"]]

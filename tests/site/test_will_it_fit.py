@@ -19,10 +19,6 @@ PAGE = (ROOT / "book" / "will_it_fit.md").read_text(encoding="utf-8")
 PUBLISHED = json.loads(Path(__file__).with_name("estimates.json").read_text())
 
 
-def row(*cells):
-    return f"| {' | '.join(cells)} |"
-
-
 def lines(after):
     """The rows of the first table after some words of the page."""
     table = re.search(r"\n\|.*?\n\| ?:?-.*?\n((?:\|.*\n)+)", PAGE[PAGE.index(after) :])
@@ -37,8 +33,9 @@ def test_published_numbers_are_within_ten_percent_or_the_page_says_why_not():
         away = both[1] / both[0] - 1
         assert abs(away) <= 0.1 or case["why"] in PAGE
         numbers = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in both]
-        cells = [f"{text} {case['unit']}" for text in numbers]
-        rows.append(row(case["training"], *cells, f"{round(100 * away):+} %".replace("+0", "0")))
+        cells = [case["training"], *(f"{text} {case['unit']}" for text in numbers)]
+        cells += [f"{round(100 * away):+} %".replace("+0", "0")]
+        rows.append(f"| {' | '.join(cells)} |")
     assert rows == lines("\n## Are the numbers right?")
 
 

@@ -1,7 +1,5 @@
 """Turn a checkpoint of any kind into a plain state dict that loads everywhere."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

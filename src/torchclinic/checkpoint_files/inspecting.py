@@ -1,7 +1,5 @@
 """What is in a checkpoint, and what to do with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A prefix is a leading part of a key, up to a dot. ``str.replace`` would also hit
 is really called ``module``, and setting keys by position would load any weights into any layer.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ A pickle is a program: it may import any name and call it. ``torch.load`` takes 
 wherever anything else would be imported, called or built. It imports nothing that a file names.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
@@ -168,6 +166,7 @@ class _InertUnpickler(pickle._Unpickler):
     notes: InertPickle
     made = 0
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.DICT[0]]  # protocol 0's, in whose files PyTorch finds no tensor
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)
@@ -248,11 +247,6 @@ class _InertUnpickler(pickle._Unpickler):
     def load_setitems(self) -> None:
         self.set_items(self.pop_mark())
 
-    def load_dict(self) -> None:
-        items = self.pop_mark()
-        self.append({})
-        self.set_items(items)
-
     def load_additems(self) -> None:
         items = _set(self.pop_mark())  # which changes the stack
         self.stack[-1].update(items)
@@ -269,7 +263,6 @@ class _InertUnpickler(pickle._Unpickler):
         pickle.BINPERSID[0]: load_binpersid,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
-        pickle.DICT[0]: load_dict,
         pickle.ADDITEMS[0]: load_additems,
         pickle.FROZENSET[0]: load_frozenset,
     }

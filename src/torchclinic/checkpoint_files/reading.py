@@ -5,8 +5,6 @@ The formats are read by PyTorch and by safetensors. What is added here: `InertPi
 compares.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

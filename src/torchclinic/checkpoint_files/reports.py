@@ -1,7 +1,5 @@
 """How the reports on checkpoints are set: 80 columns, and never longer than a screen or two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from textwrap import wrap
 from types import SimpleNamespace

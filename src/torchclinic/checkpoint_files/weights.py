@@ -1,7 +1,5 @@
 """Where in a checkpoint the weights lie, what they are, and what the rest is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
