@@ -74,7 +74,7 @@ def carried_source() -> str:
     for package in ("torchclinic", "torchladder"):
         paths = sorted(path for path in (src / package).rglob("*") if path.is_file())
         files |= {p.relative_to(src).as_posix(): p for p in paths if not left_out & set(p.parts)}
-    for pattern in ("rungs/[0-9]_*.py", "cluster/*.*", "runs/two_hosts.json"):
+    for pattern in ("rungs/*.py", "cluster/*.*", "runs/two_hosts.json"):
         files |= {p.relative_to(ROOT).as_posix(): p for p in sorted(ROOT.glob(pattern))}
     return carry(files)
 
