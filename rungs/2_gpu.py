@@ -4,14 +4,13 @@ import argparse
 import os
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 
 class LeNet(nn.Sequential):
@@ -33,81 +32,73 @@ def read(path, split):
         data = FashionMNIST(path, train=split == "train")
         return TensorDataset(data.data.unsqueeze(1), data.targets)
     with np.load(path) as arrays:
-        images = torch.from_numpy(arrays[f"{split}_images"])
-        labels = torch.from_numpy(arrays[f"{split}_labels"])
+        images, labels = (torch.from_numpy(arrays[f"{split}_{of}"]) for of in ("images", "labels"))
     return TensorDataset(images.unsqueeze(1), labels.long())
 
 
 @torch.inference_mode()
-def evaluate(model, batches):
+def evaluate(model, batches, device):
     model.eval()
-    right = 0
+    right = torch.zeros((), device=device)
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
-    return right.item() / len(test)
+    return right.item()
 
 
-def target(path):
-    """The file to write, behind any link: tried before the training, not after it."""
-    path = Path(os.path.realpath(path))
-    with suppress(OSError), tempfile.TemporaryDirectory(suffix=path.name, dir=path.parent):
-        if path.is_file() or not path.exists():
-            return path
-    raise SystemExit(f"Cannot write {path}: name a file in a folder that you can write to.")
+def main():
+    parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
+    parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step and process")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--workers", type=int, default=0, help="processes that load images")
+    parser.add_argument("--save", type=Path, help="the file for the trained state dict")
+    args = parser.parse_args()
+    path = args.save and args.save.resolve()  # behind any link
+    if path and not path.is_file() and (path.exists() or not path.parent.is_dir()):
+        parser.error(f"--save {path}: name a file in a folder that exists")
+    try:
+        train, test = read(args.data, "train"), read(args.data, "test")
+    except Exception as error:  # its words may advise to trust a pickle
+        parser.error(f"--data {args.data}: no Fashion-MNIST there ({type(error).__name__})")
+
+    torch.manual_seed(0)
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    load = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    sampler = RandomSampler(train, generator=torch.Generator().manual_seed(0))
+    train_batches = DataLoader(train, args.batch_size, sampler=sampler, **load)
+    test_batches = DataLoader(test, args.batch_size, **load)
+    model = LeNet().to(device)
+    print(f"training on {model[0].weight.device}")
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, args.epochs * len(train_batches))
+
+    for epoch in range(1, args.epochs + 1):
+        start = time.perf_counter()
+        total = torch.zeros((), device=device)  # one .item() per epoch, not per step
+        model.train()
+        for images, labels in train_batches:
+            images, labels = images.to(device), labels.to(device)
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += loss.detach() * len(images)  # by image: the last batch may be smaller
+        loss = total.item() / len(train)
+        if not nn.utils.get_total_norm(model.parameters()).isfinite():  # before anything is saved
+            raise SystemExit(f"epoch {epoch}: loss {loss:.3}, weights not finite. Lower --lr.")
+        rate = len(train) / (time.perf_counter() - start)
+        accuracy = evaluate(model, test_batches, device) / len(test)
+        print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
+
+    if path:
+        weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            torch.save(weights, f"{folder}/new")
+            os.replace(f"{folder}/new", path)  # a save that is killed leaves the old file
 
 
-def save(state, path):
-    """Beside the old file, then renamed: killed half-way, it spoils nothing."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        torch.save(state, f"{folder}/new")
-        os.replace(f"{folder}/new", path)
-
-
-parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
-parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
-parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="images per step, in each process")
-parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--save", type=target, help="the file for the trained state dict")
-args = parser.parse_args()
-if min(args.epochs, args.batch_size, args.lr) <= 0:
-    raise SystemExit("--epochs, --batch-size and --lr must be above 0.")
-torch.manual_seed(0)
-try:
-    train, test = read(args.data, "train"), read(args.data, "test")
-except Exception as error:  # its words may advise to trust a pickle
-    kinds = "Fashion-MNIST's .npz nor the folder of torchvision's FashionMNIST"
-    raise SystemExit(f"--data {args.data}: neither {kinds} ({type(error).__name__}).") from None
-
-device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-train_batches = DataLoader(train, args.batch_size, shuffle=True)
-test_batches = DataLoader(test, args.batch_size)
-model = LeNet().to(device)
-print(f"training on {model[0].weight.device}")
-optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
-steps = args.epochs * len(train_batches)
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
-
-for epoch in range(1, args.epochs + 1):
-    start = time.perf_counter()
-    total = 0  # becomes a tensor: one .item() per epoch, not per step
-    model.train()
-    for images, labels in train_batches:
-        images, labels = images.to(device), labels.to(device)
-        loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        total += loss.detach() * len(images)  # by image: the last batch may be smaller
-    loss = total.item() / len(train)
-    norm = nn.utils.get_total_norm(model.parameters())
-    if not norm.isfinite():  # before anything is saved
-        raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
-    rate = len(train) / (time.perf_counter() - start)
-    accuracy = evaluate(model, test_batches)
-    print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
-
-if args.save:
-    save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, args.save)
+if __name__ == "__main__":
+    main()

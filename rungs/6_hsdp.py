@@ -1,10 +1,9 @@
-"""Rung 6, HSDP: torchrun --standalone --nproc-per-node=4 rungs/6_hsdp.py --replicas=2 ..."""
+"""Rung 6, HSDP: torchrun --standalone --nproc-per-node=4 rungs/6_hsdp.py --replicas=2 ...."""
 
 import argparse
 import os
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
-from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, TensorDataset
+from torch.distributed.checkpoint import state_dict as sd
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 class LeNet(nn.Sequential):
@@ -36,111 +36,105 @@ def read(path, split):
         data = FashionMNIST(path, train=split == "train")
         return TensorDataset(data.data.unsqueeze(1), data.targets)
     with np.load(path) as arrays:
-        images = torch.from_numpy(arrays[f"{split}_images"])
-        labels = torch.from_numpy(arrays[f"{split}_labels"])
+        images, labels = (torch.from_numpy(arrays[f"{split}_{of}"]) for of in ("images", "labels"))
     return TensorDataset(images.unsqueeze(1), labels.long())
 
 
 @torch.no_grad()  # inference_mode breaks the next training step if the model has not run yet
-def evaluate(model, batches):
+def evaluate(model, batches, device):
     model.eval()
-    for buffer in model.buffers():  # of batch norm, say: each rank has its own, 0 saves its own
-        dist.broadcast(buffer, 0)
-    right = torch.zeros((), device=device)  # also on a rank without an image
+    right = torch.zeros((), device=device)
     for images, labels in batches:
         images, labels = images.to(device), labels.to(device)
         right += (model(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
-    return right.item() / len(test)
+    return right.item()
 
 
-def target(path):
-    """The file to write, behind any link: tried before the training, not after it."""
-    path = Path(os.path.realpath(path))
-    with suppress(OSError), tempfile.TemporaryDirectory(suffix=path.name, dir=path.parent):
-        if path.is_file() or not path.exists():
-            return path
-    raise SystemExit(f"Cannot write {path}: name a file in a folder that you can write to.")
+@record  # torchrun then names the error of the rank that failed first
+def main():
+    parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
+    parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step and process")
+    parser.add_argument("--replicas", type=int, default=1, help="copies of the model: one per host")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--workers", type=int, default=0, help="processes that load images")
+    parser.add_argument("--save", type=Path, help="the file for the trained state dict")
+    args = parser.parse_args()
+    path = args.save and args.save.resolve()  # behind any link
+    if path and not path.is_file() and (path.exists() or not path.parent.is_dir()):
+        parser.error(f"--save {path}: name a file in a folder that exists")
+    try:
+        train, test = read(args.data, "train"), read(args.data, "test")
+    except Exception as error:  # its words may advise to trust a pickle
+        parser.error(f"--data {args.data}: no Fashion-MNIST there ({type(error).__name__})")
+
+    torch.manual_seed(0)
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it with torchrun, a process per GPU (CUDA_VISIBLE_DEVICES= hides all)")
+    if device.type in ("cpu", "mps"):  # PyTorch cannot send an Apple GPU's tensors
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    else:
+        device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))  # to each its own
+        torch.accelerator.set_device_index(device.index)
+        dist.init_process_group(device_id=device)  # NCCL between NVIDIA's GPUs
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    load = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    sampler = DistributedSampler(train)  # each process its share of the images
+    train_batches = DataLoader(train, args.batch_size, sampler=sampler, **load)
+    even = test + [(test[0][0], torch.tensor(-1))] * (-len(test) % ranks)  # -1 is never right
+    test_batches = DataLoader(even, args.batch_size, sampler=range(rank, len(even), ranks), **load)
+    with torch.device("meta"):  # shapes alone: no rank needs memory for the whole model
+        model = LeNet()
+    if args.replicas < 1 or ranks % args.replicas:
+        parser.error(f"--replicas {args.replicas}: must divide {ranks}, the number of processes")
+    # A row holds a copy in shards, on neighbouring ranks, which share a host. Gradients are
+    # averaged in its columns, too, which hold the same shard.
+    shape, names = (args.replicas, ranks // args.replicas), ("replicate", "shard")
+    mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=names)
+    bf16 = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
+    for unit in [layer for layer in model if list(layer.parameters())] + [model]:
+        fully_shard(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(bf16, torch.float32))
+    model.to_empty(device=device)
+    whole = sd.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
+    sd.set_model_state_dict(model, LeNet().state_dict() if rank == 0 else {}, options=whole)
+    print(f"training on {model[0].weight.device}")
+    torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropout is not
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, args.epochs * len(train_batches))
+
+    for epoch in range(1, args.epochs + 1):
+        start = time.perf_counter()
+        total = torch.zeros((), device=device)  # one .item() per epoch, not per step
+        model.train()
+        sampler.set_epoch(epoch)  # another order in each epoch
+        for images, labels in train_batches:
+            images, labels = images.to(device), labels.to(device)
+            loss = F.cross_entropy(model(images).float(), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += loss.detach() * len(images)  # by image: the last batch may be smaller
+        dist.all_reduce(total)
+        loss = total.item() / sampler.total_size
+        if not nn.utils.get_total_norm(model.parameters()).isfinite():  # before anything is saved
+            raise SystemExit(f"epoch {epoch}: loss {loss:.3}, weights not finite. Lower --lr.")
+        rate = len(train) / (time.perf_counter() - start)
+        accuracy = evaluate(model, test_batches, device) / len(test)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
+
+    weights = sd.get_model_state_dict(model, options=whole) if path else None  # by all ranks
+    if path and rank == 0:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            torch.save(weights, f"{folder}/new")
+            os.replace(f"{folder}/new", path)  # a save that is killed leaves the old file
+    dist.destroy_process_group()
 
 
-def save(state, path):
-    """Beside the old file, then renamed: killed half-way, it spoils nothing."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        torch.save(state, f"{folder}/new")
-        os.replace(f"{folder}/new", path)
-
-
-parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
-parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
-parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="images per step, in each process")
-parser.add_argument("--replicas", type=int, default=1, help="copies of the model: one per host")
-parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--save", type=target, help="the file for the trained state dict")
-args = parser.parse_args()
-if min(args.epochs, args.batch_size, args.lr) <= 0:
-    raise SystemExit("--epochs, --batch-size and --lr must be above 0.")
-torch.manual_seed(0)
-try:
-    train, test = read(args.data, "train"), read(args.data, "test")
-except Exception as error:  # its words may advise to trust a pickle
-    kinds = "Fashion-MNIST's .npz nor the folder of torchvision's FashionMNIST"
-    raise SystemExit(f"--data {args.data}: neither {kinds} ({type(error).__name__}).") from None
-
-device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-if device.type == "mps":  # PyTorch cannot send its tensors to another process
-    device = torch.device("cpu")
-processes = int(os.environ.get("LOCAL_WORLD_SIZE", 0))  # of this host; 0: not by torchrun
-if not processes or (device.type != "cpu" and processes > torch.accelerator.device_count()):
-    raise SystemExit("Start it with torchrun, a process per GPU (CUDA_VISIBLE_DEVICES= hides all).")
-if device.type != "cpu":
-    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))  # to each its own
-dist.init_process_group(dist.get_default_backend_for_device(device))
-rank, ranks = dist.get_rank(), dist.get_world_size()
-sampler = DistributedSampler(train)  # each process its share of the images
-train_batches = DataLoader(train, args.batch_size, sampler=sampler)
-# A call of the model exchanges weights: all need equally many batches. Class -1 is never right.
-padded = ConcatDataset([test, [(test[0][0], torch.tensor(-1))] * (-len(test) % ranks)])
-test_batches = DataLoader(padded, args.batch_size, sampler=range(rank, len(padded), ranks))
-model = LeNet()  # the same weights on all, by the seed: fully_shard sends nothing
-if args.replicas < 1 or ranks % args.replicas:
-    raise SystemExit(f"--replicas {args.replicas}: must divide {ranks}, the number of processes.")
-# Rows: a copy in shards, on neighbouring ranks, which share a host. Columns: the same shard.
-shape, names = (args.replicas, ranks // args.replicas), ("replicate", "shard")
-mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=names)
-for unit in [layer for layer in model if list(layer.parameters())] + [model]:
-    fully_shard(unit, mesh=mesh)  # gathers in a row of the mesh, averages in a column too
-print(f"training on {model[0].weight.device}")
-torch.manual_seed(rank)  # last: data, split and weights are alike on all, dropout is not
-optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
-steps = args.epochs * len(train_batches)
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
-
-for epoch in range(1, args.epochs + 1):
-    start = time.perf_counter()
-    total = 0  # becomes a tensor: one .item() per epoch, not per step
-    model.train()
-    sampler.set_epoch(epoch)  # another order in each epoch
-    for images, labels in train_batches:
-        images, labels = images.to(device), labels.to(device)
-        loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        total += loss.detach() * len(images)  # by image: the last batch may be smaller
-    dist.all_reduce(total)
-    loss = total.item() / sampler.total_size
-    norm = nn.utils.get_total_norm(model.parameters()).full_tensor()
-    if not norm.isfinite():  # before anything is saved
-        raise SystemExit(f"epoch {epoch}: loss {loss:.3}, norm of weights {norm:.3}. Lower --lr.")
-    rate = len(train) / (time.perf_counter() - start)
-    accuracy = evaluate(model, test_batches)
-    if rank == 0:
-        print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
-
-whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-weights = get_model_state_dict(model, options=whole)  # by all ranks; rank 0 gets them
-if args.save and rank == 0:
-    save(weights, args.save)
-dist.destroy_process_group()
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,9 @@
     python -c "import numpy; numpy.save('tokens.npy', numpy.fromfile('my.txt', 'uint8'))"
     python rungs/gpt.py --data tokens.npy --context 256 --out text
 
-The same command goes on where a run was stopped; so does one with another --parallel, or with more
-or fewer processes. Every option, with its unit: --help.
+A run that was stopped goes on with the same command, or with --out alone, also with another
+--parallel or number of processes. Ctrl-C and SIGTERM save first (torchrun gives them 30 seconds).
+An error? Add to the command: 2>&1 | torchclinic explain
 """
 
 import argparse
@@ -26,7 +27,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint import state_dict as names_alike
+from torch.distributed.checkpoint import state_dict as alike  # names are, on every rung
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -37,29 +38,30 @@ from tqdm import tqdm
 CLOTHES = Path(__file__).parents[1] / "src/torchladder/bundled/fashion_mnist_small.npz"
 SIDE, GREYS, CLASSES = 14, 16, 10  # a picture is its class, then 14 x 14 grey levels
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIONS = {  # default, what it is; those before "micro" must stay when a run goes on
-    "layers": (3, "blocks"),
-    "width": (64, "numbers per token between blocks"),
-    "heads": (4, "of the queries"),
-    "kv_heads": (4, "of keys and values"),
+OPTIONS = {  # default and meaning; those before "micro" are fixed once a run has begun
+    "layers": (3, "number of blocks"),
+    "width": (64, "size of a token's embedding"),
+    "heads": (4, "attention heads"),
+    "kv_heads": (0, "heads of keys and values; 0: as many as --heads"),
+    "vocabulary": (0, "number of token ids; 0: the highest in the data + 1"),
     "context": (SIDE * SIDE, "tokens per sequence; a picture has 196"),
-    "tied": (False, "the head uses the embedding's weights"),
-    "dropout": (0.0, "share of numbers, below 1"),
-    "steps": (1500, "of the optimizer, in all"),
-    "batch": (32, "sequences per step, of all ranks together"),
+    "tied": (False, "let the output layer use the embedding's weights"),
+    "dropout": (0.0, "probability, below 1"),
+    "steps": (1500, "optimizer steps in all; the learning rate is planned over them"),
+    "batch": (32, "sequences per step, of all processes together"),
     "lr": (3e-3, "highest learning rate; it ends at a tenth"),
     "warm_up": (50, "steps until the highest learning rate"),
     "decay": (0.1, "weight decay, of matrices alone"),
     "clip": (1.0, "highest norm of the gradients"),
     "seed": (0, "of weights, order and dropout"),
-    "micro": (32, "sequences that a rank computes at once; more are accumulated"),
-    "shard": (int(os.environ.get("LOCAL_WORLD_SIZE", 1)), "hsdp: ranks that share a model"),
-    "compile": (False, "each block with torch.compile"),
-    "recompute": (False, "activations of each block: less memory, a third more work"),
-    "log_every": (50, "steps"),
-    "save_every": (250, "steps"),
+    "micro": (32, "sequences that a process computes at once; more are accumulated"),
+    "shard": (int(os.environ.get("LOCAL_WORLD_SIZE", 1)), "hsdp: processes that share a model"),
+    "compile": (False, "compile each block with torch.compile"),
+    "recompute": (False, "recompute activations in the backward pass: a third more work"),
+    "log_every": (50, "steps between two lines and validations"),
+    "save_every": (250, "steps between two checkpoints, of which two are kept"),
     "peak": (0.0, "TFLOP/s of a device, for MFU; 0: measured by a matrix product"),
-    "profile": (False, "write a trace of steps 4 and 5 to --out"),
+    "profile": (False, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
 
@@ -81,7 +83,7 @@ class Block(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args, width, self.head = args, args.width, args.width // args.heads
-        hidden = 16 * round(width / 6)  # its three matrices have as much as a plain MLP's two
+        hidden = 16 * round(width / 6)  # 8/3 of the width: as many weights as in a plain MLP
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
         self.qkv = nn.Linear(width, (args.heads + 2 * args.kv_heads) * self.head, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -102,7 +104,7 @@ class Block(nn.Module):
             if cache:
                 k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
             cache[:] = k, v
-        gqa = args.heads != args.kv_heads
+        gqa = args.heads != args.kv_heads  # a T4 has no fused kernel for it
         y = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=gqa)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
         x = x + F.dropout(y, args.dropout, self.training)
@@ -127,16 +129,16 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, place, caches and caches[i])
         x = self.norm(x)
-        return self.head(x) if self.head else F.linear(x, self.embedding.weight)
+        return self.head(x) if self.head is not None else F.linear(x, self.embedding.weight)
 
     @torch.no_grad()
     def initialize(self, seed):
         """Draw each parameter from a seed of its own: alike on every rung, sharded or not."""
         for i, (name, value) in enumerate(self.named_parameters()):
-            adds = name.endswith(("out.weight", "down.weight"))  # to what all blocks sum up
+            adds = name.endswith(("out.weight", "down.weight"))  # to what all blocks add to
             std = 0.02 / (2 * len(self.blocks)) ** 0.5 if adds else 0.02
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
-            new = (new * std if value.dim() > 1 else torch.ones(value.shape)).to(value.device)
+            new = (torch.ones(value.shape) if "norm" in name else new * std).to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
                 at = value.device_mesh, value.placements
                 new = distribute_tensor(new, *at, src_data_rank=None)
@@ -152,28 +154,35 @@ def flops_of(args, model):
     weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() > 1)
     blocks = 2 * weights + 4 * args.layers * args.context * args.width
     needed = 3 * (blocks + 2 * args.vocabulary * args.width)
-    last = 2 * sum(block.down.weight.numel() for block in model.blocks)  # its result is not needed
+    last = 2 * sum(
+        block.down.weight.numel() for block in model.blocks
+    )  # kept, as the next one's input
     return needed, needed + args.recompute * (blocks - last)
 
 
 # --- data ---------------------------------------------------------------------------------------
 
 
-def read_sequences(path, context):
-    """Token ids to train on and to validate with, (count, context + 1); how many ids there are."""
-    if path.suffix == ".npz":  # pictures: averaged to 14 x 14, in 16 grey levels, after their class
-        parts, arrays = [], np.load(path)
+def read_sequences(args):
+    """Token ids to train on and to validate with: two arrays of (count, context + 1)."""
+    if (
+        args.data.suffix == ".npz"
+    ):  # pictures: averaged to 14 x 14, 16 grey levels, after their class
+        parts, arrays = [], np.load(args.data)
         for split in ("train", "test"):
             blocks = arrays[f"{split}_images"].reshape(-1, SIDE, 2, SIDE, 2)
             greys = blocks.mean((2, 4)).reshape(-1, SIDE * SIDE) * GREYS // 256
             parts.append(np.column_stack([GREYS + arrays[f"{split}_labels"], greys]))
-        return *parts, GREYS + CLASSES
-    tokens = np.load(path, mmap_mode="r", allow_pickle=False)  # from the disk as it is needed
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        args.vocabulary = GREYS + CLASSES
+        return parts
+    tokens = np.load(args.data, mmap_mode="r", allow_pickle=False)  # read as it is needed
+    kind = tokens.dtype.kind
+    if tokens.ndim != 1 or kind not in "iu" or (kind == "i" and tokens.min() < 0):
         raise ValueError
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context]
-    held_out = max(1, len(windows) // 20)  # the end
-    return windows[:-held_out], windows[-held_out:], int(tokens.max()) + 1
+    args.vocabulary = args.vocabulary or int(tokens.max()) + 1  # reads all: better to give it
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)[:: args.context]
+    held_out = min(1024, max(1, len(windows) // 20))  # the end
+    return windows[:-held_out], windows[-held_out:]
 
 
 def batches(train, args, done, rank, ranks):
@@ -184,7 +193,8 @@ def batches(train, args, done, rank, ranks):
         if order is None or place == 0:
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train))
         mine = order[place * args.batch :][: args.batch][rank::ranks]
-        yield torch.from_numpy(train[mine].astype(np.int64))
+        ids = torch.from_numpy(train[mine].astype(np.int64))
+        yield ids.pin_memory() if args.device.type == "cuda" else ids  # copied beside computing
 
 
 # --- the device, the ranks, the precision -------------------------------------------------------
@@ -197,10 +207,9 @@ def join(args):
     group = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
     if device.type != "cpu":
         device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", 0)))
-        group["device_id"] = device
         torch.accelerator.set_device_index(device.index)
-    if backend != "gloo":  # which sends what is on the CPU: a signal, a checkpoint
-        backend = f"cpu:gloo,{device.type}:{backend}"
+    if backend != "gloo":  # for the GPU; gloo then sends what is on the CPU, such as a signal
+        backend, group["device_id"] = f"cpu:gloo,{device.type}:{backend}", device
     dist.init_process_group(backend, **group)
     args.device, args.rank, args.ranks = device, dist.get_rank(), dist.get_world_size()
     if args.precision == "auto":  # a T4 emulates bf16, slowly
@@ -208,9 +217,11 @@ def join(args):
         real = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         args.precision = "bf16" if real else "fp16" if cuda else "fp32"
     if (args.parallel == "none") != alone:
-        sys.exit(f"--parallel {args.parallel}: none by python; ddp, fsdp, hsdp by torchrun")
-    if args.batch % args.ranks or (args.parallel == "hsdp" and args.ranks % args.shard):
-        sys.exit(f"{args.ranks} ranks: cannot divide --batch {args.batch} or --shard {args.shard}")
+        sys.exit(f"--parallel {args.parallel}: start none with python, the others with torchrun")
+    if args.batch % args.ranks:
+        sys.exit(f"--batch {args.batch} does not divide among {args.ranks} processes")
+    if args.parallel == "hsdp" and args.ranks % args.shard:
+        sys.exit(f"--shard {args.shard}: {args.ranks} processes are no multiple of it")
 
 
 def parallelize(model, args):
@@ -223,7 +234,7 @@ def parallelize(model, args):
             shape, names = (args.ranks // args.shard, args.shard), ("replicate", "shard")
         mesh = dist.init_device_mesh(args.device.type, shape, mesh_dim_names=names)
         policy = MixedPrecisionPolicy(DTYPES[args.precision], torch.float32)  # weights, gradients
-        for part in [*model.blocks, model]:
+        for part in [*model.blocks, model]:  # a part is gathered when it computes, then dropped
             fully_shard(part, mesh=mesh, mp_policy=policy)
         for this, following in zip(model.blocks, model.blocks[1:], strict=False):
             this.set_modules_to_forward_prefetch([following])  # gathered while this one computes
@@ -238,7 +249,7 @@ def parallelize(model, args):
 def measure_peak(args):
     """Multiplications and additions per second of a large matrix product."""
     size = 1024 if args.device.type == "cpu" else 8192
-    one = torch.ones(size, size, device=args.device, dtype=DTYPES[args.precision])
+    one = torch.randn(size, size, device=args.device, dtype=DTYPES[args.precision])
     return 2 * size**3 / Timer("one @ one", globals={"one": one}).timeit(5).mean
 
 
@@ -260,25 +271,27 @@ def remove(folder):
 
 def find_start(args):
     """The step that the run in --out has reached; a sentence if it is no run with these options."""
-    now = {name: getattr(args, name) for name in [*STAYS, "precision", "sequences"]} | {
-        "data": args.data.name
-    }
+    names = [*STAYS, "precision", "sequences"]
+    now = {name: getattr(args, name) for name in names} | {"data": str(args.data.resolve())}
     file, new = args.out / "settings.json", args.out / "settings.new"
     if not file.exists():
-        if args.out.exists() and any(args.out.iterdir()):
-            return f"--out {args.out} holds other files: name a new folder"
+        if args.draw or (args.out.exists() and any(args.out.iterdir())):
+            return f"--out {args.out} holds no run of this program: name a new folder to begin one"
         args.out.mkdir(parents=True, exist_ok=True)
         new.write_text(json.dumps(now, indent=1))
         new.replace(file)
     was = json.loads(file.read_text())
-    if other := [f"{n} was {was.get(n)}, now {v}" for n, v in now.items() if was.get(n) != v]:
-        return f"--out {args.out} is of another run: {'; '.join(other)}. Name another folder"
+    other = [f"{name} was {was[name]}, now {now[name]}" for name in names if was[name] != now[name]]
+    if Path(was["data"]).name != args.data.name:
+        other += [f"data was {was['data']}, now {args.data}"]
+    if other:
+        return f"--out {args.out}: {'; '.join(other)}. Go on as it began, or name a new folder"
     return max((int(folder.name[5:]) for folder in whole_ones(args.out)), default=0)
 
 
 def state_of(model, optimizer, scaler):
     """What a run has learnt, under names that are alike on every rung."""
-    weights, moments = names_alike.get_state_dict(model, optimizer)
+    weights, moments = alike.get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
 
 
@@ -286,7 +299,7 @@ def load(folder, model, optimizer, scaler):
     state = state_of(model, optimizer, scaler)
     dcp.load(state, checkpoint_id=folder)
     parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-    names_alike.set_state_dict(model, optimizer, **parts)
+    alike.set_state_dict(model, optimizer, **parts)
     scaler.load_state_dict(state["scaler"])
 
 
@@ -301,14 +314,15 @@ def learning_rate(args, step):
 
 def loss_of(model, tokens, args):
     dtype = DTYPES[args.precision]
-    with torch.autocast(args.device.type, dtype, enabled=dtype != torch.float32):
+    casts = dtype != torch.float32 and args.parallel in ("none", "ddp")  # fully_shard casts itself
+    with torch.autocast(args.device.type, dtype, enabled=casts):
         scores = model(tokens[:, :-1])
     return F.cross_entropy(scores.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def add_gradients(called, tokens, args, scaler):
     """The gradients of this rank's share, in parts that fit; averaged over ranks with the last."""
-    parts, total = tokens.to(args.device).split(args.micro), 0
+    parts, total = tokens.to(args.device, non_blocking=True).split(args.micro), 0
     for i, part in enumerate(parts, 1):
         if args.parallel == "hsdp":
             called.set_requires_all_reduce(i == len(parts))  # one, not one per part
@@ -324,11 +338,12 @@ def add_gradients(called, tokens, args, scaler):
 def validate(model, held_out, args):
     """Mean loss per token of what was not trained on, of which each rank takes a share."""
     model.eval()
-    sums = torch.zeros(2)
-    for first in range(0, -(-len(held_out) // args.ranks), args.micro):  # as often on every rank
-        rows = range(first * args.ranks + args.rank, len(held_out), args.ranks)[: args.micro]
-        tokens = torch.from_numpy(held_out[[*rows] or [0]].astype(np.int64)).to(args.device)
-        sums += len(rows) * torch.tensor([loss_of(model, tokens, args).item(), 1])
+    sums = torch.zeros(2, device=args.device)
+    for first in range(0, len(held_out), args.micro * args.ranks):  # as many passes on every rank
+        rows = [*range(first + args.rank, len(held_out), args.ranks)][: args.micro]
+        tokens = held_out[rows or [0]].astype(np.int64)  # without a row, it computes for the others
+        loss = loss_of(model, torch.from_numpy(tokens).to(args.device), args)
+        sums += len(rows) * torch.stack([loss, torch.ones_like(loss)])
     model.train()
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
@@ -337,7 +352,8 @@ def validate(model, held_out, args):
 def peak_memory(device):
     """In GB: allocated on the card; on a CPU, of the whole process."""
     if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
     return torch.accelerator.max_memory_allocated() / 1e9
 
 
@@ -365,7 +381,8 @@ def train_model(args, model, called, optimizer, scaler, start, data, held_out):
         where = f"{args.parallel} on {args.ranks} x {args.device.type}"
         print(f"{count:,} parameters, {args.precision}, {where}, from step {start}", flush=True)
     told, background = [], dist.new_group(backend="gloo")  # for saving, while the ranks train
-    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: told.append(signal.signal(number, signal.SIG_DFL)))
     saving, sums, since, clock = None, 0, start, time.perf_counter()
     bar = tqdm(total=args.steps, initial=start, disable=args.rank > 0 or not sys.stderr.isatty())
     with profiler_of(args) as profiler, bar:
@@ -409,7 +426,7 @@ def train_model(args, model, called, optimizer, scaler, start, data, held_out):
                 saving = dcp.async_save(state, checkpoint_id=folder, process_group=background)
             if stop:
                 saving.result()
-                sys.exit(f"SIGTERM: saved after step {step}; the same command goes on.")
+                sys.exit(f"stopped by a signal: saved after step {step}; the same command goes on.")
     if saving:
         saving.result()
 
@@ -418,6 +435,7 @@ def train_model(args, model, called, optimizer, scaler, start, data, held_out):
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # the cache grows: each step would compile again
 def generate(model, tokens, count, ids, temperature=0.8, seed=0):
     """`tokens`, (batch, length), and `count` more in each row, all below `ids`."""
     model.eval()
@@ -430,63 +448,87 @@ def generate(model, tokens, count, ids, temperature=0.8, seed=0):
     return tokens
 
 
-def draw(model, args):
-    """Eight pictures of each class, as a PNG; of other tokens, one sequence as text."""
+def draw(model, held_out, args):
+    """Eight pictures of each class, as a PNG; or one sequence of tokens, bytes as text."""
     pictures = args.data.suffix == ".npz"
-    first = torch.arange(GREYS, args.vocabulary).repeat(8) if pictures else torch.zeros(1).long()
-    first, ids = first[:, None].to(args.device), GREYS if pictures else args.vocabulary
-    tokens = generate(model, first, args.context, ids)[:, 1:].cpu()  # by all ranks, if sharded
+    first = np.tile(np.arange(GREYS, GREYS + CLASSES), 8)[:, None] if pictures else held_out[:1, :1]
+    first = torch.from_numpy(first.astype(np.int64)).to(args.device)
+    count, ids = (SIDE * SIDE, GREYS) if pictures else (min(args.context, 256), args.vocabulary)
+    tokens = generate(model, first, count, ids)[:, 1:].cpu()  # by all ranks: it may be sharded
+    file = args.draw or args.out / f"drawing.{'png' if pictures else 'txt'}"
     if args.rank == 0 and pictures:
         from PIL import Image
 
         sheet = tokens.view(8, CLASSES, SIDE, SIDE).transpose(1, 2).reshape(8 * SIDE, -1)
         sheet = Image.fromarray((sheet * 255 // (GREYS - 1)).byte().numpy())
-        sheet.resize((560, 448), Image.NEAREST).save(args.draw or args.out / "drawing.png")
+        sheet.resize((560, 448), Image.NEAREST).save(file)
     elif args.rank == 0:
         ids = tokens[0].tolist()
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
-        (args.draw or args.out / "drawing.txt").write_text(text + "\n")
+        file.write_text(text + "\n")
+    if args.rank == 0:
+        print(f"drawn: {file}")
 
 
 def export(model, args):
     """The whole weights to one file: gathered by all ranks, for rank 0."""
-    whole = names_alike.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = names_alike.get_model_state_dict(model, options=whole)
+    whole = alike.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = alike.get_model_state_dict(model, options=whole)
     if args.rank == 0:
         from safetensors.torch import save_file
 
-        save_file(weights, args.export)
+        options = {name: json.dumps(getattr(args, name)) for name in OPTIONS}
+        save_file(weights, args.export, metadata=options)
 
 
 # --- the run ------------------------------------------------------------------------------------
 
 
 def parse():
-    parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
+    lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
     add, rungs = parser.add_argument, ["none", "ddp", "fsdp", "hsdp"]
+    usual, each = "ddp" if "RANK" in os.environ else "none", "the model: one per process"
     add("--out", type=Path, required=True, help="the run's own folder, which all hosts see")
     add("--data", type=Path, default=CLOTHES, help="token ids (.npy) or pictures (.npz)")
-    add("--parallel", choices=rungs, default="ddp" if "RANK" in os.environ else "none")
-    add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: as the device can")
+    add("--parallel", choices=rungs, default=usual, help=f"{each}, shared by all, or by --shard")
+    add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: the device's best")
     add("--draw", type=Path, help="draw to this file with the newest checkpoint, and end")
-    add("--export", type=Path, help="in the end, write the weights to this .safetensors")
+    add("--export", type=Path, help="in the end, write weights and options to this .safetensors")
     for name, (default, what) in OPTIONS.items():
         kind = {"type": type(default)} if default is not False else {"action": "store_true"}
-        add(f"--{name.replace('_', '-')}", default=default, help=f"{what} ({default})", **kind)
+        fixed = "; fixed once a run has begun" if name in STAYS else ""
+        add(
+            f"--{name.replace('_', '-')}",
+            default=default,
+            help=f"{what} ({default}{fixed})",
+            **kind,
+        )
+    file = parser.parse_known_args()[0].out / "settings.json"
+    if file.is_file():  # what is not given stays as it was
+        parser.set_defaults(**json.loads(file.read_text()))
     args = parser.parse_args()
-    whole = [name for name, (default, _) in OPTIONS.items() if type(default) is int]
-    if low := [name for name in whole if getattr(args, name) < (name != "seed")]:
-        sys.exit(f"--{low[0].replace('_', '-')} must be at least 1")
-    if args.width % (2 * args.heads) or args.heads % args.kv_heads or not 0 <= args.dropout < 1:
-        sys.exit("--width: a multiple of 2 x --heads, --heads of --kv-heads; --dropout below 1")
+    args.kv_heads = args.kv_heads or args.heads
     try:
-        train, held_out, args.vocabulary = read_sequences(args.data, args.context)
+        train, held_out = read_sequences(args)
     except (OSError, ValueError, KeyError) as error:  # NumPy's own words advise badly
-        said = "is no row of token ids (.npy) and no set of pictures (.npz)"
-        sys.exit(f"--data {args.data} {said}: {type(error).__name__}")
+        wanted = ".npy of more than --context numbers from 0 in one dimension, nor .npz of pictures"
+        sys.exit(f"--data {args.data} ({type(error).__name__}): no {wanted}")
     args.sequences = len(train)
-    if args.batch > len(train) or args.context + 1 != train.shape[1]:
-        sys.exit(f"--data: {len(train)} sequences of {train.shape[1] - 1}: --batch, --context")
+    for name, (default, _) in OPTIONS.items():
+        if type(default) is int and getattr(args, name) < (name != "seed"):
+            sys.exit(f"--{name.replace('_', '-')} must be at least 1")
+    for wrong, sentence in [
+        (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
+        (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
+        (not 0 <= args.dropout < 1, "--dropout must be at least 0 and below 1"),
+        (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
+        (args.context + 1 != train.shape[1], "--context: a picture has 196 tokens"),
+    ]:
+        if wrong:
+            sys.exit(sentence)
+    for path in filter(None, (args.draw, args.export)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return args, train, held_out
 
 
@@ -501,10 +543,10 @@ def main():
         model = GPT(args)
     called = parallelize(model, args)
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() == dims], "weight_decay": decay}
-        for dims, decay in ((2, args.decay), (1, 0))
+        {"params": [p for p in model.parameters() if (p.dim() > 1) == big], "weight_decay": decay}
+        for big, decay in ((True, args.decay), (False, 0))
     ]
-    optimizer = torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.95), fused=True)
     scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
     if start:
         # After a first backward pass, DDP puts the gradients into other buckets. With three ranks
@@ -518,7 +560,7 @@ def main():
     if not args.draw:
         data = batches(train, args, start, args.rank, args.ranks)
         train_model(args, model, called, optimizer, scaler, start, data, held_out)
-    draw(model, args)
+    draw(model, held_out, args)
     if args.export:
         export(model, args)
     dist.barrier()

@@ -1,8 +1,4 @@
-import itertools
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -38,54 +34,3 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if not any(map(item.get_closest_marker, ("slow", "long", "gpu", "multigpu", "timeout"))):
             item.add_marker(pytest.mark.timeout(60))  # others: see pyproject.toml
-
-
-HANG = """
-import os, sys, threading, time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
-
-def train(rank, another_order):
-    numbers = torch.ones(3)
-    dist.all_reduce(numbers)
-    if another_order:
-        calls = [dist.all_reduce, lambda tensor, **how: dist.broadcast(tensor, 0, **how)]
-        works = [call(numbers.clone(), async_op=True) for call in calls[:: 1 - 2 * rank]]
-        works[0].wait()
-    elif rank == 0:
-        dist.all_reduce(numbers)  # line 16
-    else:
-        dist.barrier()  # line 18
-
-another_order, rank = sys.argv[1] == "order", int(os.fork() == 0)
-dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
-threading.Thread(target=train, args=(rank, another_order), daemon=True).start()
-while c10d._dump_fr_trace_json().count(b"record_id") < 2 + another_order:
-    time.sleep(0.05)
-Path(f"trace_{rank}.json").write_bytes(c10d._dump_fr_trace_json())
-Path(f"trace_{rank}").write_bytes(c10d._dump_fr_trace())
-os.write(1, b"written\\n")  # in one piece: both write here
-sys.stdin.read()  # until both have written
-os._exit(0)
-"""
-
-
-@pytest.fixture(scope="session", params=["branch", "order"])
-def hang(request, tmp_path_factory):
-    """What two hanging ranks disagree in, and the folder with their dumps, `trace_0` and JSON."""
-    folder = tmp_path_factory.mktemp("hang")
-    (folder / "train.py").write_text(HANG)
-    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
-    ranks = subprocess.Popen(
-        [sys.executable, "train.py", request.param], cwd=folder, env=environment,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    try:
-        said = (line for line in ranks.stdout if b"written" in line)  # until 2.12 gloo says more
-        assert len([*itertools.islice(said, 2)]) == 2
-    finally:
-        os.killpg(ranks.pid, signal.SIGKILL)
-        ranks.communicate()
-    return request.param, folder

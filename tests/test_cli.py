@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import pretend, ran
+from running import pretend
 from torch import nn
 
 from torchclinic import cli
@@ -43,8 +43,8 @@ BAD_INPUT = {
     "fix x.pt -o z.pt --for my_models": "Give module:Model",
     "fix x.pt -o z.pt --for ''": "--for : ValueError: Empty module name",
     "fix x.pt -o z.pt --for exits:Net": "stands under if __name__ == '__main__'",
-    "doctor --timeout 5": "--timeout goes with --distributed, under torchrun",
-    "doctor --program .": "--program goes with --distributed, under torchrun",
+    "doctor --timeout 5": "--timeout and --program go with --distributed, under torchrun",
+    "doctor --program .": "--timeout and --program go with --distributed, under torchrun",
     "doctor --distributed --program ''": "--program is empty",
     "doctor --distributed": "RANK, LOCAL_RANK, WORLD_SIZE",
 }
@@ -124,53 +124,60 @@ def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
 # --- where its output goes ----------------------------------------------------------------------
 
 
-def run_into(stdout, words, folder):
-    """The command with and without a buffer; each time, its status and what it says of trouble."""
+def run_into(stdout, words, folder=None, **environment):
+    """The status of the command, and what it says of trouble."""
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    for environment in (plain, plain | {"PYTHONUNBUFFERED": "1"}):
-        done = subprocess.run(
-            [*CLINIC, *words.split()], input="KeyError: 'x'", stdout=stdout,
-            stderr=subprocess.PIPE, text=True, cwd=folder, timeout=60, env=environment,
-        )  # fmt: skip
-        yield done.returncode, done.stderr
+    done = subprocess.run(
+        [*CLINIC, *words.split()], input="KeyError: 'x'", stdout=stdout, stderr=subprocess.PIPE,
+        text=True, cwd=folder, timeout=60, env=plain | environment,
+    )  # fmt: skip
+    return done.returncode, done.stderr
 
 
 @pytest.mark.slow
-def test_a_reader_who_has_left_ends_the_command_quietly(tmp_path):
-    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
-    for words in ("inspect x.pt", "explain -"):
-        reads, writes = os.pipe()
-        os.close(reads)
-        assert [*run_into(writes, words, tmp_path)] == [(141, "")] * 2, words
-        os.close(writes)
+@pytest.mark.parametrize("buffer", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_a_reader_who_has_left_ends_the_command_quietly_and_a_full_disk_is_one_sentence(buffer):
+    reads, writes = os.pipe()
+    os.close(reads)
+    assert run_into(writes, "explain -", **buffer) == (141, "")
+    os.close(writes)
+    with open("/dev/full", "w") as full:
+        sentence = "torchclinic explain: [Errno 28] No space left on device\n"
+        assert run_into(full, "explain -", **buffer) == (2, sentence)
 
 
 @pytest.mark.slow
-def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_file_that_was_fixed_is_there_though_the_report_cannot_be_written(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
     with open("/dev/full", "w") as full:
-        answers = [*run_into(full, "fix x.pt -o y.pt", tmp_path)]
-    why = "No space left on device"
-    sentence = f"torchclinic fix: [Errno 28] {why}\n"
-    assert answers == [(2, sentence)] * 2
+        sentence = "torchclinic fix: [Errno 28] No space left on device\n"
+        assert run_into(full, "fix x.pt -o y.pt", tmp_path) == (2, sentence)
     assert torch.load(tmp_path / "y.pt").keys() == {"w"}
 
 
+IMPORTING = """
+import sys
+sys.modules |= dict.fromkeys(["matplotlib", "torchvision", "tqdm"])
+import torchladder.devices, torchclinic.where, torchclinic.checkpoint_files
+from torchclinic import cli
+for words in sys.argv[1:]:
+    try:
+        cli.main(words.split())
+    except SystemExit:
+        print("ended")
+"""
+
+
 @pytest.mark.slow
-def test_names_and_terminals_may_be_of_any_encoding(tmp_path):
+def test_names_and_terminals_may_be_of_any_encoding_and_nothing_heavy_but_torch_is_needed(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "モデル.pt")
-    ascii_only = {"env": {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}, "text": True}
-    for said, *words in [("plain state dict", "inspect", "モデル.pt"), ("torch ", "doctor")]:
-        done = subprocess.run([*CLINIC, *words], cwd=tmp_path, capture_output=True, **ascii_only)
-        assert done.stderr == ""
-        assert said in done.stdout
-
-
-@pytest.mark.slow
-def test_importing_needs_nothing_heavy_but_torch():
-    program = "import sys; sys.modules |= dict.fromkeys(['matplotlib', 'torchvision', 'tqdm'])"
-    program += "; import torchladder.devices, torchclinic.where, torchclinic.checkpoint_files"
-    ran("python", "-c", program)
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", IMPORTING, "inspect モデル.pt", "doctor"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stderr == ""
+    inspected, examined, _ = done.stdout.split("ended\n")
+    assert "plain state dict" in inspected
+    assert "torch " in examined
 
 
 # --- doctor -------------------------------------------------------------------------------------

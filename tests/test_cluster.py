@@ -36,9 +36,7 @@ def test_slurm_reads_all_options_of_the_sbatch_script():
     """It stops reading #SBATCH lines at the first command."""
     lines = SBATCH.read_text().splitlines()
     first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")
-    options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
-    assert len(options) == 10
-    assert max(options) < first_command
+    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
 
 
 SCONTROL = """#!/bin/bash
@@ -96,7 +94,7 @@ def test_the_sbatch_script_saves_when_its_time_is_over_and_goes_on_when_it_is_re
     assert done.stdout.startswith(
         f"job {slurm['SLURM_JOB_ID']}, start 1, nodes localhost localhost"
     )
-    (saved,) = {int(step) for step in re.findall(r"SIGTERM: saved after step (\d+)", done.stderr)}
+    (saved,) = {int(step) for step in re.findall(r"saved after step (\d+)", done.stderr)}
     assert saved < 600
     output = ran(*script, env=again, timeout=200, cwd=ROOT)
     assert "start 2" in output

@@ -73,25 +73,12 @@ def test_the_table_has_a_row_a_host_and_no_empty_column():
     assert [row[:3] for row in table.rows] == hosts
 
 
-def test_a_slow_pair_is_a_warning_and_the_verdict_counts_it():
-    names = {0: "a", 1: "a", 2: "b", 3: "c"}
-    assert doctor.pairs_to_measure(names) == [(0, 2), (0, 3), (2, 3)]
-    speeds = {(0, 2): 1e9, (0, 3): 0.1e9, (2, 3): 1e9}
-    [warning] = doctor.slow_pairs(speeds, names)
-    assert warning.startswith("a - c (ranks 0 and 3) is 10.0 times slower than the median pair: me")
+def test_the_verdict_has_the_bandwidth_and_counts_the_warnings():
     # As nccl-tests has it, PERFORMANCE.md: B = S/t * 2(n-1)/n
-    line = doctor.verdict(names, [], [warning], {4000: 1e-3})
+    assert doctor.all_reduce_table({4000: 1e-3}, 4).rows == [["4.0 kB", "1 ms", "6.0 MB/s"]]
+    names = {0: "a", 1: "a", 2: "b", 3: "c"}
+    line = doctor.verdict(names, ["GPU: A100 on c, H100 on the others."], {4000: 1e-3})
     assert line == "OK: 4 ranks on 3 hosts agree; all-reduce 6.0 MB/s; warnings: 1"
-    table, line = doctor.report({4000: 1e-3}, speeds, names)
-    assert table.rows == [["4.0 kB", "1 ms", "6.0 MB/s"]]
-    slowest = "a - c (ranks 0 and 3): 100.0 MB/s"
-    assert line == f"3 pairs of ranks: median 1.0 GB/s, slowest {slowest}"
-
-
-def test_many_hosts_are_measured_in_a_ring():
-    names = {rank: f"host{rank // 2}" for rank in range(18)}
-    pairs = doctor.pairs_to_measure(names)
-    assert pairs == [*((i, i + 2) for i in range(0, 16, 2)), (16, 0)]
 
 
 JOIN = {"doing": doctor.JOIN}

@@ -8,6 +8,7 @@ import runpy
 import shutil
 import signal
 import threading
+from collections import Counter
 from types import SimpleNamespace
 from unittest import mock
 
@@ -46,6 +47,14 @@ SMALL += ["--warm-up", 5, "--save-every", 10, "--log-every", 2, "--peak", 1]
 @pytest.fixture(scope="module")
 def gpt():
     return SimpleNamespace(**runpy.run_path(str(PROGRAM), run_name="read"))
+
+
+@pytest.fixture(autouse=True)
+def usual_signals():
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +119,34 @@ def test_every_rung_number_of_ranks_and_accumulation_learns_the_same(
         assert other[step] == pytest.approx(one[step], rel=2e-5), step
 
 
+CALLS = "c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::allreduce_"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallel", "parts", "step"),
+    [
+        ("ddp", 4, (0, 0, 2 + 1)),  # and one that asks whether to stop
+        ("fsdp", 1, (9, 5, 0 + 2)),  # and one for the norm
+        ("fsdp", 4, (36, 20, 0 + 2)),
+        ("hsdp", 1, (9, 5, 5 + 2)),
+        ("hsdp", 4, (36, 20, 5 + 2)),
+    ],
+)
+def test_a_step_calls_as_many_collectives_as_chapter_12_says(
+    tokens, tmp_path, parallel, parts, step
+):
+    options = ["--layers", 4, "--width", 160, "--batch", 32, "--micro", 8 // parts]
+    options += ["--steps", 6, "--log-every", 6, "--profile"]
+    run(tmp_path / "out", tokens, *options, parallel=parallel, ranks=4)
+    traces = [*(tmp_path / "out").glob("rank*.pt.trace.json")]
+    assert len(traces) == 4
+    for trace in traces:  # of two steps
+        names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+        calls = Counter(name for name in names if name.startswith("c10d::"))
+        assert calls == Counter({name: 2 * n for name, n in zip(CALLS, step, strict=True)})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "before", ["ddp", *(pytest.param(name, marks=long) for name in ("none", "fsdp", "hsdp"))]
@@ -172,15 +209,11 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
             rows.extend((out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else "")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    usual = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=look).start()
     options = ["--out", out, "--data", tokens, *SMALL]
     done = run_here(PROGRAM, *options)
-    signal.signal(signal.SIGTERM, usual)
     assert done.returncode == 1
-    step = int(
-        re.search(r"SIGTERM: saved after step (\d+); the same command goes on", done.stderr)[1]
-    )
+    step = int(re.search(r"saved after step (\d+); the same command goes on", done.stderr)[1])
     assert 2 <= step < 20
     assert f"from step {step}\n" in run(out, tokens).stdout
     assert_equal(out, whole)
@@ -188,21 +221,22 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
 
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
     cases = [
-        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Name another folder"),
+        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on as it began, or name a new folder"),
         ([whole, "--steps", 30], "steps was 20, now 30"),
         ([whole, "--seed", 1], "seed was 0, now 1"),
-        ([tokens.parent], "holds other files: name a new folder"),
+        ([tokens.parent], "holds no run of this program: name a new folder"),
         (
             [tmp_path, "--parallel", "ddp"],
-            "--parallel ddp: none by python; ddp, fsdp, hsdp by torchrun",
+            "start none with python, the others with torchrun",
         ),
-        ([tmp_path, "--width", 20], "--width: a multiple of 2 x --heads"),
+        ([tmp_path, "--width", 20], "--width must be a multiple of 2 x --heads 4"),
+        ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
         ([tmp_path, "--batch", 0], "--batch must be at least 1"),
         (
             [tmp_path, "--data", PROGRAM],
-            "is no row of token ids (.npy) and no set of pictures (.npz)",
+            "no .npy of more than --context numbers from 0 in one dimension",
         ),
-        ([tmp_path, "--context", 5000], "--batch, --context"),
+        ([tmp_path, "--context", 5000], "--batch 24: the data has 1 sequences"),
     ]
     before = sorted(whole.rglob("*"))
     for (out, *options), sentence in cases:
@@ -245,7 +279,8 @@ def noting(notes):
 
 def new_model(gpt, **options):
     args = {name: default for name, (default, _) in gpt.OPTIONS.items()}
-    args |= {"vocabulary": 26, "precision": "fp32", "device": torch.device("cpu")}
+    args |= {"vocabulary": 26, "kv_heads": 4, "precision": "fp32", "parallel": "none"}
+    args["device"] = torch.device("cpu")
     args = SimpleNamespace(**args | options)
     model = gpt.GPT(args)
     model.initialize(0)
@@ -265,10 +300,10 @@ def test_with_a_cache_a_token_gets_the_scores_that_it_gets_without(gpt, options)
 
 
 def test_no_score_depends_on_a_later_token_and_learning_beats_guessing(gpt):
-    train, held_out, vocabulary = gpt.read_sequences(gpt.CLOTHES, 196)
-    assert (train.shape, held_out.shape, vocabulary) == ((12_000, 197), (2_000, 197), 26)
+    model, args = new_model(gpt, layers=2, width=32, batch=16, steps=60, data=gpt.CLOTHES)
+    train, held_out = gpt.read_sequences(args)
+    assert (train.shape, held_out.shape, args.vocabulary) == ((12_000, 197), (2_000, 197), 26)
     tokens = torch.from_numpy(held_out[:64].astype(int))
-    model, args = new_model(gpt, layers=2, width=32, batch=16, steps=60)
     other = torch.cat([tokens[:, :100], tokens[:, 100:].flip(0)], dim=1)
     with torch.inference_mode():
         assert torch.equal(model(tokens)[:, :100], model(other)[:, :100])

@@ -62,17 +62,6 @@ def test_the_stopwatch_adds_up_parts_even_when_one_fails():
     assert watch.share("a") + watch.share("b") == pytest.approx(1)
 
 
-def test_memory_is_asked_of_the_right_device(monkeypatch):
-    reset = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
-    for device in (CPU, CUDA1, torch.device("mps")):
-        measuring.reset_peak_memory(device)
-    assert reset == [CUDA1]
-    assert (peak_memory(CUDA1), peak_memory(torch.device("mps"))) == (5, 7)
-
-
 @pytest.mark.slow
 def test_the_cpus_peak_is_that_of_the_process_and_not_of_its_parent(monkeypatch, tmp_path):
     program = "from torchladder.measuring import CPU, peak_memory; print(peak_memory(CPU))"

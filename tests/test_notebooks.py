@@ -12,8 +12,6 @@ import pytest
 from nbformat.v4 import new_markdown_cell
 from running import ROOT, text_of
 
-from torchclinic import errors
-
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
 KNOWN = {"nbval-ignore-output", "raises-exception", "hide-output", "hide-cell", "hide-input"}
@@ -27,11 +25,6 @@ def code_cells(name):
 
 def tags(cell):
     return set(cell.metadata.get("tags", []))
-
-
-def test_the_clinic_has_a_notebook_for_each_part_of_the_catalogue():
-    clinic = {name for name in NOTEBOOKS if name.startswith("errors_")}
-    assert not clinic or clinic == {error.page for error in errors.catalogue().values()}
 
 
 @every_notebook

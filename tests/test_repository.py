@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 
 import pytest
 import yaml
@@ -106,18 +105,6 @@ def test_a_part_that_fails_keeps_no_other_from_running_and_is_named_at_the_end(t
         assert "make quick" in done.stdout
         assert done.stdout.splitlines()[-1].startswith(last)
         assert bool(done.returncode) == last.startswith("Failed")
-
-
-def test_the_zip_holds_one_folder_with_the_name_of_the_book(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "_config.yml").write_text('title: "Our Book: 2"\n')
-    (tmp_path / "_build/html/book").mkdir(parents=True)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").symlink_to(sys.executable)
-    command = ["make", "zip", "VENV=.", "--old-file=book"]
-    subprocess.run(command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
-    names = zipfile.ZipFile(tmp_path / "_build/our-book-2.zip").namelist()
-    assert names == ["our-book-2/", "our-book-2/book/"]
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -112,11 +112,8 @@ def killed(folder, die_after, **options):
         ([2, 1, STEPS + 1], {}),  # before the first save, and twice after it
         pytest.param([STEPS + 5], {"precision": "fp16-mixed"}, marks=long),
         ([STEPS + 5, 4], {"workers": 1}),
-        ([STEPS + 5], {**ON_TWO_RANKS, "rank_to_die": 1}),
         # From three ranks on, the order of a sum depends on the gradient's place in DDP's buckets.
-        ([STEPS + 5], {**ON_THREE_RANKS, "rank_to_die": 2}),
-        ([STEPS + 5], {**ON_FOUR_RANKS, "adam": True}),
-        pytest.param([STEPS], {**ON_THREE_RANKS, "adam": True}, marks=long),
+        ([STEPS + 5], {**ON_THREE_RANKS, "rank_to_die": 2, "adam": True}),
         pytest.param([STEPS + 5], ON_FOUR_RANKS, marks=long),
     ],
 )
@@ -195,22 +192,20 @@ def linear_net():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=long), 2])
-def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, ranks, capfd):
+def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, capfd):
     """No dropout, no batch norm, no transforms, 64 bits: only the order of sums differs."""
-    first, second = (ON_TWO_RANKS, {}) if ranks == 2 else ({}, ON_TWO_RANKS)
     launched(tmp_path / "whole", net=linear_net)
-    killed(tmp_path / "moved", STEPS + 5, net=linear_net, **first)
+    killed(tmp_path / "moved", STEPS + 5, net=linear_net, **ON_TWO_RANKS)
     capfd.readouterr()
-    launched(tmp_path / "moved", net=linear_net, show="rank0", **second)
+    launched(tmp_path / "moved", net=linear_net, show="rank0")
     whole, moved = end_of(tmp_path / "whole"), end_of(tmp_path / "moved")
     assert whole["step"] == moved["step"] == 3 * STEPS
-    assert len(moved["rng"]) == 3 - ranks
+    assert len(moved["rng"]) == 1
     assert whole["optimizer"]["param_groups"] == moved["optimizer"]["param_groups"]
     torch.testing.assert_close(moved["model"], whole["model"], rtol=1e-9, atol=1e-12)
     for one, other in zip(whole["history"], moved["history"], strict=True):
         assert other == pytest.approx(one, rel=1e-5)
-    change = f"world_size {ranks} -> {3 - ranks}, so the numbers are not those of an unbroken run"
+    change = "world_size 2 -> 1, so the numbers are not those of an unbroken run"
     assert f"in epoch 2, step 12; changed: {change}" in capfd.readouterr().out
 
 
@@ -367,14 +362,14 @@ def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_flipped_bit_costs_at_most_the_newest_file(tmp_path):
-    """300 flips, one at a time; as many as TORCHLADDER_FLIPS says, such as 4000, if it is set."""
+    """150 flips, one at a time; as many as TORCHLADDER_FLIPS says, such as 4000, if it is set."""
     net = nn.Linear(8, 8)
     for step in (1, 2):
         nn.init.constant_(net.weight, step)
         newest = checkpoint.save(tmp_path, {"model": net}, step=step)
     content = newest.read_bytes()
     bits = random.Random(0).sample(
-        range(8 * len(content)), int(os.environ.get("TORCHLADDER_FLIPS", 300))
+        range(8 * len(content)), int(os.environ.get("TORCHLADDER_FLIPS", 150))
     )
     resumed_from = []
     for bit in bits:

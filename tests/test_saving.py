@@ -25,6 +25,9 @@ from torchladder.models import MLP
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
+ODD = (float("nan"), [float("nan")], torch.ones(2), lambda: 1)  # no run has settings like these
+
+
 def parts_of(model):
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
@@ -100,27 +103,21 @@ def test_the_generator_of_a_mac_is_saved_too(tmp_path, monkeypatch):
     assert [int(state) for state in states] == [7, 7]
 
 
-def test_what_could_not_be_loaded_is_not_saved_and_its_type_is_named(tmp_path):
+def test_what_could_not_be_loaded_or_compared_later_is_not_saved_and_is_named(tmp_path):
     numpys = linear()
     numpys["optimizer"].param_groups[0]["lr"] = np.float64(0.1)
-    for parts, more, kind in [
-        (linear(), {"note": Path("a path")}, r"a pathlib\.(?:_local\.)?\w+"),
-        (linear(), {"of_each_rank": {"note": Path("x")}}, r"a pathlib\.(?:_local\.)?\w+"),
-        (linear(), {"seen": {"best": [0.1, np.float64(0.2)]}}, r"a numpy\.\S+"),
-        (numpys, {}, r"a numpy\.\S+"),
+    path, number = r"a pathlib\.(?:_local\.)?\w+ that would not", r"a numpy\.\S+ that would not"
+    for parts, more, said in [
+        (linear(), {"note": Path("a path")}, path),
+        (linear(), {"of_each_rank": {"note": Path("x")}}, path),
+        (linear(), {"seen": {"best": [0.1, np.float64(0.2)]}}, number),
+        (numpys, {}, number),
+        *((linear(), {"run": {"w": odd}}, r"run\['w'\] is .* own copy") for odd in ODD),
     ]:
-        with pytest.raises(ValueError, match=rf"holds {kind} that would not.*not saved") as raised:
+        with pytest.raises(ValueError, match=rf"{said}.*; not saved"):
             checkpoint.save(tmp_path, parts, step=1, **more)
-        assert "\x1b" not in str(raised.value)
     with pytest.raises(Exception, match="lambda"):
         checkpoint.save(tmp_path, linear(), step=1, note=lambda: 1)
-    assert not os.listdir(tmp_path)
-
-
-def test_a_setting_that_no_resumed_run_could_have_is_refused(tmp_path):
-    for value in (float("nan"), [float("nan")], torch.ones(2), lambda: 1):
-        with pytest.raises(ValueError, match=r"run\['w'\] is .* own copy.*; not saved"):
-            checkpoint.save(tmp_path, linear(), step=1, run={"w": value})
     assert not os.listdir(tmp_path)
 
 
@@ -222,12 +219,12 @@ def test_rank_0_writes_one_file_for_all_ranks_and_they_go_on_from_it(tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path):
     def run(**options):
-        checkpoint._GIVE_UP_AFTER = 2
+        checkpoint._GIVE_UP_AFTER = 1
         if dist.get_rank() == 0:
             checkpoint.save(tmp_path, {"model": nn.Linear(2, 2)}, step=1, **options)
         dist.all_reduce(torch.ones(1000))  # of gradients, say: it must not meet the saving
 
-    with pytest.raises(LaunchError, match=r"TimeoutError: .* rank 0 has waited 2 s for rank 1\."):
+    with pytest.raises(LaunchError, match=r"TimeoutError: .* rank 0 has waited 1 s for rank 1\."):
         launch(run, timeout=300)
     assert not os.listdir(tmp_path)
     launch(run, no_dist=True, timeout=300)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from torchladder.data import DeviceBatches, balanced_subset, dataloader, load_dataset
-from torchladder.launching import LaunchError, launch
+from torchladder.data import balanced_subset, dataloader, load_dataset
+from torchladder.launching import launch
 from torchladder.models import LeNet
-from torchladder.training import evaluate, parallelize, train
+from torchladder.training import evaluate, train
 
 
 def part_of_the_data(count, test=50):
@@ -70,7 +70,7 @@ def test_what_is_reported_is_the_accuracy_of_the_model_that_each_rank_holds_and_
 def test_data_parallel_without_a_gpu_is_one_process():
     expected, numbers = trained(batch_size=64)
     state, their_numbers = trained(batch_size=64, rung="dp")
-    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    torch.testing.assert_close(state, expected, rtol=0, atol=0)
     assert numbers == their_numbers
 
 
@@ -91,39 +91,6 @@ def test_padding_images_are_not_counted_twice():
         assert metrics.count == expected.count == 70
         assert metrics.accuracy == expected.accuracy
         assert metrics.loss == pytest.approx(expected.loss, rel=1e-6)
-
-
-def test_the_ranks_images_are_one_epoch_in_the_order_of_one_process():
-    data = part_of_the_data(10)
-    whole = dataloader(data, batch_size=100)
-    share = {"batch_size": 50, "world_size": 2}
-    parts = [dataloader(data, rank=rank, **share) for rank in range(2)]
-    device = torch.device("cpu")
-    on_device = [DeviceBatches(data, device=device, rank=rank, **share) for rank in range(2)]
-    for epoch in range(2):
-        for batches in [whole, *parts, *on_device]:
-            batches.sampler.set_epoch(epoch)
-        ((_, labels),) = whole
-        for pair in (parts, on_device):
-            (((_, one),), ((_, other),)) = pair
-            assert torch.equal(torch.stack([one, other], 1).flatten(), labels)
-
-
-@pytest.mark.slow
-def test_options_reach_ddp():
-    class HalfUsed(nn.ModuleDict):
-        def forward(self, x):
-            return self["used"](x)
-
-    def run(**options):
-        net = HalfUsed({"used": nn.Linear(4, 1), "unused": nn.Linear(4, 1)})
-        net = parallelize(net, "ddp", **options)
-        for _ in range(2):
-            net(torch.ones(1, 4)).backward()
-
-    launch(run, find_unused_parameters=True, timeout=300)
-    with pytest.raises(LaunchError, match="Expected to have finished reduction"):
-        launch(run, timeout=300)
 
 
 @pytest.mark.slow

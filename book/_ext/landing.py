@@ -9,6 +9,7 @@ the errors.
 
 import difflib
 import re
+import textwrap
 import tomllib
 from html import escape
 from pathlib import Path
@@ -65,7 +66,8 @@ def new_lines(below: list[str], lines: list[str]) -> list[str]:
 
 
 def from_the_data_to_the_step(program: str) -> list[str]:
-    *_functions, set_up, loop, _save = program.split("\n\n")
+    main = program.partition("\ndef main():\n")[2].partition("\n\n\n")[0]
+    _arguments, set_up, loop, *_save = textwrap.dedent(main).split("\n\n")
     return f"{set_up}\n\n{loop}".partition("\n        total +=")[0].splitlines()
 
 

@@ -24,10 +24,3 @@ def load_ipython_extension(shell) -> None:
     from torchclinic.errors import _watch
 
     _watch(shell)
-
-
-def unload_ipython_extension(shell) -> None:
-    """``%unload_ext torchclinic``."""
-    from torchclinic.errors import _unwatch
-
-    _unwatch(shell)

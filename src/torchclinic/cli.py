@@ -184,12 +184,10 @@ def _doctor(options: argparse.Namespace) -> int:
     """Say which versions and devices this machine has, and every problem found. Exit status: 1 if
     there is a problem.
     """
-    for name in ("timeout", "program"):
-        value = getattr(options, name)
-        if value == "":
-            raise UserError(f"--{name} is empty.")
-        if value is not None and not options.distributed:
-            raise UserError(f"--{name} goes with --distributed, under torchrun.")
+    if options.program == "":
+        raise UserError("--program is empty.")
+    if not options.distributed and (options.timeout is not None or options.program):
+        raise UserError("--timeout and --program go with --distributed, under torchrun.")
     if options.distributed:
         from torchclinic import doctor
 

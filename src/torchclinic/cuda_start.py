@@ -65,16 +65,11 @@ class CudaStart:
         self._initialized = False
 
     def __repr__(self) -> str:
-        parts = [
-            (self.before, BEFORE, []),
-            (self.asked, ASKED, self.asked),
-            (self.started, STARTED if self._initialized else TRIED, self.started),
-        ]
-        texts = [
-            text.format(calls="".join(traceback.format_list(calls)).rstrip())
-            for found, text, calls in parts
-            if found
-        ]
+        texts = [BEFORE] if self.before else []
+        started = STARTED if self._initialized else TRIED
+        for text, calls in [(ASKED, self.asked), (started, self.started)]:
+            if calls:
+                texts.append(text.format(calls="".join(traceback.format_list(calls)).rstrip()))
         return "\n\n".join(texts) or NOTHING
 
 

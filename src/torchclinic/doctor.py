@@ -19,8 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -37,24 +35,19 @@ ENOUGH = 0.2  # seconds; an all-reduce that takes longer is the last
 RUNS = 5  # of each size; one more before them is not counted
 GRACE = 5.0  # seconds for answers that are on their way
 MEASURING = 30.0  # seconds that measuring may take, besides
-JOIN, MEASURE = "join the process group", "send and receive"  # what a rank is doing
+JOIN, MEASURE = "join the process group", "time all-reduces"  # what a rank is doing
 # What a rank says that cannot reach another, which may be the fault of either.
 EFFECT = re.compile(PEER_IS_GONE.pattern + "|connectFullMesh|[Tt]ime(d |-)?out")
 # If hosts differ in one of these, it is a problem, and this is what to do.
 MUST_AGREE = {
     "WORLD_SIZE": "start all hosts with the same --nnodes and --nproc-per-node",
-    "torchclinic": "install the same on every host",
-    "torch": "install the same on every host",
-    "CUDA": "install the same build of torch on every host",
-    "NCCL": "install the same build of torch on every host",
+    **dict.fromkeys(["torchclinic", "torch"], "install the same on every host"),
+    **dict.fromkeys(["CUDA", "NCCL"], "install the same build of torch on every host"),
     "program": "copy the same files to every host",
 }
 # Else it is a warning, unless one has none.
-SHOULD_AGREE = {
-    "Python": "that often goes well",
-    "driver": "that often goes well",
-    "GPU": "the slowest sets the pace",
-}
+SHOULD_AGREE = dict.fromkeys(["Python", "driver"], "that often goes well")
+SHOULD_AGREE |= {"GPU": "the slowest sets the pace"}
 
 
 def run(timeout: float, program: str | None = None) -> int:
@@ -93,9 +86,9 @@ def run(timeout: float, program: str | None = None) -> int:
             f"rank {rank} on {socket.gethostname()} has no connection to rank 0's store at {place} "
             f"({_short(error)}): check the address, the port, the firewall, and that rank 0 runs."
         ]
-        print("PROBLEM ", problems[0], file=sys.stderr)
+        print(*_marked(problems), file=sys.stderr)
     if problems:
-        _tell_torchrun("\n".join(f"PROBLEM  {problem}" for problem in problems))
+        _tell_torchrun("\n".join(_marked(problems)))
     return 1 if problems else 0
 
 
@@ -266,26 +259,25 @@ def _lead(store: dist.Store, timeout: float) -> list[str]:
         f"started and reaches {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}."
         for r in silent
     ]
-    order, times, speeds = None, {}, {}
+    backend, times = None, {}
     if not silent and world_size > 1:
         alone = all(f["gpus"] >= f["local_size"] for f in facts)
         alone &= len({f["uuid"] for f in facts}) == world_size
-        order = {"backend": "nccl" if alone else "gloo", "pairs": pairs_to_measure(names)}
-    store.set("order/0", json.dumps(order))
-    if order:
-        _perform(store, 0, order, timeout)
+        backend = "nccl" if alone else "gloo"
+    store.set("order/0", json.dumps(backend))
+    if backend:
+        _perform(store, 0, backend, timeout)
         silent = missing_ranks(store, "answer", range(world_size), GRACE)
         spoke = [r for r in range(world_size) if r not in silent]
         answers = {r: json.loads(store.get(f"answer/{r}")) for r in spoke}
-        failures = blame(order["backend"], answers, facts)
+        failures = blame(backend, answers, facts)
         problems += failures
         if not failures:
             times = {int(size): seconds for size, seconds in answers[0]["times"].items()}
-            speeds = {(a, b): v for r in answers for a, b, v in answers[r]["speeds"]}
-            print(*report(times, speeds, names), sep="\n", end="\n\n")
-            warnings += slow_pairs(speeds, names)
-    last = verdict(names, problems, warnings, times)
-    print(*[f"WARNING  {warning}" for warning in warnings], last, sep="\n", flush=True)
+            print(all_reduce_table(times, world_size), end="\n\n")
+    told = [f"WARNING  {warning}" for warning in warnings]
+    told += _marked(problems) or [verdict(names, warnings, times)]
+    print(*told, sep="\n", flush=True)
     store.set("end/0", json.dumps(problems))
     missing_ranks(store, "bye", {*range(1, world_size)} - {*silent}, GRACE)  # then the store may go
     return problems
@@ -305,15 +297,15 @@ def _follow(store: dist.Store, rank: int, timeout: float) -> list[str]:
     return told[1]
 
 
-def _perform(store: dist.Store, rank: int, order: dict, timeout: float) -> None:
-    """Carry out the order in a thread, for it may hang, and write what came of it."""
+def _perform(store: dist.Store, rank: int, backend: str, timeout: float) -> None:
+    """Join and measure in a thread, for it may hang, and write what came of it."""
     answer: dict = {"doing": JOIN}
 
     def work() -> None:
         try:
-            join(order)
+            join(backend)
             answer["doing"] = MEASURE
-            answer.update(measure_links(order))
+            answer["times"] = all_reduce_times(_device(backend))
         except Exception as error:
             answer["error"] = _short(error)
 
@@ -363,28 +355,18 @@ def blame(backend: str, answers: Mapping[int, Mapping], facts: list[dict]) -> li
 # --- what they are asked to do ------------------------------------------------------------------
 
 
-def join(order: Mapping) -> None:
+def join(backend: str) -> None:
     """Join the process group and do the first all-reduce; an error if its sum is wrong."""
-    device = _device(order)
+    device = _device(backend)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    own = {"device_id": device} if order["backend"] == "nccl" else {}
-    dist.init_process_group(order["backend"], **own)
+    own = {"device_id": device} if backend == "nccl" else {}
+    dist.init_process_group(backend, **own)
     world = dist.get_world_size()
     total = torch.tensor([dist.get_rank() + 1.0], device=device)
     dist.all_reduce(total)
     if total.item() != world * (world + 1) / 2:
         raise ArithmeticError(f"an all-reduce of 1 to {world} gave {total.item()}")
-
-
-def measure_links(order: Mapping) -> dict:
-    """Time all-reduces of growing size, then the pairs; every rank calls it."""
-    device = _device(order)
-    times = all_reduce_times(device)
-    # Not a small message: it may fit into some buffer, and what is measured is then no link.
-    size = max([256_000, *[size for size, t in times.items() if t < 0.05]])
-    speeds = pair_speeds(order["pairs"], size, device)
-    return {"times": times, "speeds": [[*pair, speed] for pair, speed in speeds.items()]}
 
 
 def all_reduce_times(device: torch.device) -> dict[int, float]:
@@ -424,71 +406,20 @@ def bus_bandwidth(size: float, seconds: float, world_size: int) -> float:
     return size / seconds * 2 * (world_size - 1) / world_size
 
 
-def pairs_to_measure(names: Mapping[int, str]) -> list[tuple[int, int]]:
-    """The first ranks of the hosts, or all ranks of one host: each with each, or many in a ring.
-
-    Examples
-    --------
-    >>> pairs_to_measure({0: "a", 1: "a", 2: "b", 3: "c"})
-    [(0, 2), (0, 3), (2, 3)]
-    """
-    first = {host: rank for rank, host in reversed(names.items())}
-    ranks = sorted(first.values() if len(first) > 1 else names)
-    return [*combinations(ranks, 2)] if len(ranks) <= 8 else [*pairwise([*ranks, ranks[0]])]
-
-
-def pair_speeds(
-    pairs: list[tuple[int, int]], size: int, device: torch.device
-) -> dict[tuple[int, int], float]:
-    """Bytes a second of a message to and fro, for the pairs in which this rank is the first."""
-    rank, tensor, speeds = dist.get_rank(), torch.zeros(size // 4, device=device), {}
-    for first, second in pairs:
-        dist.barrier()  # one pair at a time
-        if rank not in (first, second):
-            continue
-        peer = first + second - rank
-        both = [dist.send, dist.recv] if rank == first else [dist.recv, dist.send]
-        work = [partial(function, tensor, peer) for function in both]
-        seconds = [timed(lambda w=work: [f() for f in w], device) for _ in range(2 + RUNS)]
-        if rank == first:
-            speeds[first, second] = 2 * tensor.nbytes / median(seconds[2:])
-    dist.barrier()  # all answer at one time
-    return speeds
-
-
 # --- what comes of it ---------------------------------------------------------------------------
 
 
-def report(times: Mapping, speeds: Mapping, names: Mapping[int, str]) -> list[object]:
-    """A table of the all-reduces, and a line for the pairs."""
+def all_reduce_table(times: Mapping[int, float], world_size: int) -> Table:
+    """A row for each size."""
     rows = [
-        [in_bytes(size), f"{t * 1e3:.3g} ms", _speed(bus_bandwidth(size, t, len(names)))]
+        [in_bytes(size), f"{t * 1e3:.3g} ms", _speed(bus_bandwidth(size, t, world_size))]
         for size, t in times.items()
     ]
-    slow, middle = min(speeds, key=speeds.get), median(speeds.values())
-    line = f"{_pair(slow, names)}: {_speed(speeds[slow])}"
-    if len(speeds) > 1:
-        line = f"{len(speeds)} pairs of ranks: median {_speed(middle)}, slowest {line}"
-    return [Table(["all-reduce", "time", "bus bandwidth"], rows), line]
+    return Table(["all-reduce", "time", "bus bandwidth"], rows)
 
 
-def slow_pairs(speeds: Mapping, names: Mapping[int, str]) -> list[str]:
-    """A warning for each pair that is less than half as fast as the median."""
-    middle = median(speeds.values())
-    return [
-        f"{_pair(pair, names)} is {middle / speed:.1f} times slower than the median pair: measure "
-        "again, then check cable, port and interface."
-        for pair, speed in speeds.items()
-        if speed < middle / 2
-    ]
-
-
-def verdict(
-    names: Mapping[int, str], problems: list[str], warnings: list[str], times: Mapping
-) -> str:
-    """The end of what is printed: one line that begins with OK, or one for each problem."""
-    if problems:
-        return "\n".join(f"PROBLEM  {problem}" for problem in problems)
+def verdict(names: Mapping[int, str], warnings: list[str], times: Mapping) -> str:
+    """The last line if there is no problem."""
     ranks, hosts = len(names), len(set(names.values()))
     line = f"OK: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)} agree"
     if times:
@@ -496,9 +427,8 @@ def verdict(
     return line + f"; warnings: {len(warnings)}" * bool(warnings)
 
 
-def _pair(pair: tuple[int, int], names: Mapping[int, str]) -> str:
-    hosts = dict.fromkeys(names[rank] for rank in pair)
-    return f"{' - '.join(hosts)} (ranks {pair[0]} and {pair[1]})"
+def _marked(problems: list[str]) -> list[str]:
+    return [f"PROBLEM  {problem}" for problem in problems]
 
 
 def _speed(bytes_per_second: float) -> str:
@@ -510,8 +440,8 @@ def _and(things: Iterable) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _device(order: Mapping) -> torch.device:
-    own = order["backend"] == "nccl"
+def _device(backend: str) -> torch.device:
+    own = backend == "nccl"
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if own else torch.device("cpu")
 
 

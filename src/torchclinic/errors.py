@@ -123,10 +123,8 @@ class Error:
     @property
     def in_brief(self) -> tuple[str, str]:
         """The first sentences of the cause and of the fix, which tables show."""
-        cause, fix = (
-            re.split(r"(?<=[.!?])\s", t.strip(), maxsplit=1) for t in (self.cause, self.fix)
-        )
-        return cause[0], fix[0]
+        sentences = re.compile(r"(?<=[.!?])\s")
+        return sentences.split(self.cause.strip())[0], sentences.split(self.fix.strip())[0]
 
     def __str__(self) -> str:
         links = [f"{self.page}#{self.id}", *self.chapters]
@@ -231,9 +229,8 @@ def _first(
     One does if it is at most `NEAR` lines away, or follows before another error is `named`: in a
     window of 80 letters, a list of keys has hundreds of lines.
     """
-    special = sorted(
-        p for other in places if name in catalogue()[other].over for p in places[other]
-    )
+    others = [other for other in places if name in catalogue()[other].over]
+    special = sorted(place for other in others for place in places[other])
     lines = [bisect_right(starts, place) for place in special]
     for place in places[name]:
         line = bisect_right(starts, place)
@@ -357,9 +354,8 @@ def nearest(log: str, most: int = 3) -> list[Error]:
 @cache
 def _words() -> dict[str, set[str]]:
     """For each entry the words of its message and patterns."""
-    return {
-        e.id: set(WORD.findall(" ".join([e.message, *e.patterns]))) for e in catalogue().values()
-    }
+    texts = {e.id: " ".join([e.message, *e.patterns]) for e in catalogue().values()}
+    return {name: set(WORD.findall(text)) for name, text in texts.items()}
 
 
 @cache
@@ -534,7 +530,7 @@ def note(error: BaseException) -> None:
     """Let the traceback of `error` end by naming its entry, unless a shell does so (`_watch`)."""
     with suppress(Exception):  # whatever happens here, `error` is what the user must see
         shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
-        if not getattr(shell, "torchclinic_watch", None) and (found := find(_text_of(error))):
+        if not hasattr(shell, "torchclinic_watch") and (found := find(_text_of(error))):
             error.add_note(f"{LINE} {found[0].error.id}")
 
 
@@ -556,15 +552,9 @@ def _watch(shell) -> None:
         if new and error is not None and (found := find(_text_of(error))):
             _show(found[0].error, folder)
 
-    _unwatch(shell)  # there may be one of a module that was reloaded
-    shell.torchclinic_watch = name_entry
-    shell.events.register("post_run_cell", name_entry)
-
-
-def _unwatch(shell) -> None:
-    if watching := getattr(shell, "torchclinic_watch", None):
-        shell.events.unregister("post_run_cell", watching)
-        shell.torchclinic_watch = None
+    if not hasattr(shell, "torchclinic_watch"):  # a module that is reloaded is there already
+        shell.torchclinic_watch = name_entry
+        shell.events.register("post_run_cell", name_entry)
 
 
 def _show(error: Error, folder: Path) -> None:

@@ -163,10 +163,9 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
     groups = {}
     for rank, calls in ranks.items():
         for call in (call for call in calls if not call["p2p"]):
+            group = call["group"]
             # In the group of all, a rank that made no call is one, too.
-            made = groups.setdefault(
-                call["group"], {r: {} for r in ranks if call["group"] == "default_pg"}
-            )
+            made = groups.setdefault(group, {r: {} for r in ranks if group == "default_pg"})
             made.setdefault(rank, {}).setdefault(call["number"], call)
     found = {name: told for name in groups if (told := _difference(groups[name]))}
 

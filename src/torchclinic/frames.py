@@ -75,20 +75,16 @@ def calls_down_to(
     A call inside PyTorch is kept if it is the last outside of torch.cuda: below the import of
     ``torch._inductor``, say, it is the line that asked.
     """
-    pytorch = os.path.join(os.path.dirname(sys.modules["torch"].__file__), "")
     stack = []
     for call in traceback.walk_stack(innermost):
         stack.append(call)
         if call[0] is outermost:  # never in another thread, whose stack is shown whole
             break
     calls = traceback.StackSummary.extract(reversed(stack))
+    pytorch = os.path.join(os.path.dirname(sys.modules["torch"].__file__), "")
     cuda = os.path.join(pytorch, "cuda")
-    outside = [
-        call
-        for call in calls
-        if not (_of_the_standard_library(call.filename) or call.filename.startswith(cuda))
-    ]
-    *above, last = outside or calls
+    yours = [call for call in calls if not _of_the_standard_library(call.filename)]
+    *above, last = [call for call in yours if not call.filename.startswith(cuda)] or calls
     above = [call for call in above if not call.filename.startswith(pytorch)]
     return _labelled([*above, last], cell_sources())
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -62,8 +60,8 @@ def cpu_name() -> str:
 def cpu_memory() -> tuple[int | None, int | None]:
     """Total and free bytes of the CPU's memory; `None` where the system does not say.
 
-    On Linux, memory that only keeps copies of files is free, and both numbers heed the limits of
-    control groups: a container's, or a Slurm job's.
+    On Linux, memory that only keeps copies of files is free. A container's or a Slurm job's own
+    limit may be lower.
     """
     meminfo = ROOT / "proc/meminfo"
     if not meminfo.exists():
@@ -71,31 +69,7 @@ def cpu_memory() -> tuple[int | None, int | None]:
             return None, None
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
     kib = dict(re.findall(r"(\w+): +(\d+) kB", meminfo.read_text()))
-    total, free = (1024 * int(kib[name]) for name in ("MemTotal", "MemAvailable"))
-    for limit, left in _memory_limits():
-        total, free = min(total, limit), min(free, left)
-    return total, free
-
-
-def _memory_limits() -> Iterator[tuple[int, int]]:
-    """The limit of each control group around this process, and what is left of it, in bytes."""
-    names = [("memory.max", "memory.current")]  # of version 2, then of version 1
-    names += [("memory.limit_in_bytes", "memory.usage_in_bytes")]
-    groups = ROOT / "proc/self/cgroup"
-    for line in groups.read_text().splitlines() if groups.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = ROOT / "sys/fs/cgroup" / controllers
-        group = top / path.strip("/")
-        for folder in [group, *(g for g in group.parents if g.is_relative_to(top))]:
-            for limit, used in names:
-                with suppress(OSError, ValueError):  # no such file or folder; no limit: "max"
-                    limit, used = (int((folder / name).read_text()) for name in (limit, used))
-                    cached = re.findall(
-                        r"inactive_file (\d+)", (folder / "memory.stat").read_text()
-                    )
-                    yield limit, limit - used + max(map(int, cached))
+    return 1024 * int(kib["MemTotal"]), 1024 * int(kib["MemAvailable"])
 
 
 def _cpu() -> list[str]:

@@ -139,7 +139,7 @@ def train(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
     settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
     settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
-    _check_settings(model, epochs, lr, rung, precision)
+    _check_settings(model, epochs, rung, precision)
     _check_folder(checkpoint_dir, checkpoint_every)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
     options = {"batch_size": batch_size, "seed": seed, "workers": workers, "rank": rank}
@@ -454,7 +454,7 @@ def get_device(rung: str) -> torch.device:
     return try_gpu() if rung in ("gpu", "dp") else torch.device("cpu")
 
 
-def parallelize(model: nn.Module, rung: str, **ddp_options: object) -> nn.Module:
+def parallelize(model: nn.Module, rung: str) -> nn.Module:
     """`model` as its rung trains it; the model itself keeps the parameters, under clean names."""
     if rung == "dp":
         return nn.DataParallel(model)
@@ -462,8 +462,7 @@ def parallelize(model: nn.Module, rung: str, **ddp_options: object) -> nn.Module
         device = _device_of(model)
         ids = [device] if device.type == "cuda" else None
         # The all-reduce works on the gradients themselves, not on a copy of them.
-        options = {"gradient_as_bucket_view": True} | ddp_options
-        return DistributedDataParallel(model, device_ids=ids, **options)
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     return model
 
 
@@ -477,14 +476,12 @@ def _described(data: ImageData | Sequence[Dataset]) -> str:
     return " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
 
 
-def _check_settings(model: nn.Module, epochs: int, lr: float, rung: str, precision: str) -> None:
+def _check_settings(model: nn.Module, epochs: int, rung: str, precision: str) -> None:
     """Raise a ValueError for a setting of `train` that cannot work."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {model!r:.60}: give a model, such as MLP(784).")
     if not isinstance(epochs, int) or epochs < 1:
         raise ValueError(f"epochs={epochs!r}: give a whole number, at least 1.")
-    if not isinstance(lr, float | int):
-        raise ValueError(f"lr={lr!r}: give a number.")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
     # parallel_apply hands on to its threads that autocast is on, but not its dtype.

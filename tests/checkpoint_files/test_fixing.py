@@ -79,6 +79,7 @@ def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
         assert report.converted == {"float32 to bfloat16": 5, "float64 to bfloat16": 1}
         assert "converted   5 tensors from float32 to bfloat16" in repr(report)
         assert report.not_finite == {"double": 1}  # too large for the new dtype
+        assert "not finite  NaN or inf in 1 of 10 tensors: double (1)" in repr(report)
         assert report.dropped == {"optimizer": "optimizer state"}
         assert [v.dtype for k, v in found.items() if v.dtype != torch.bfloat16] == [
             torch.int64, torch.bool, torch.int64]  # fmt: skip
@@ -213,15 +214,6 @@ def test_extra_state_is_kept(tmp_path):
     assert model.seen == 7
     with pytest.raises(CheckpointError, match="'_extra_state' is dict of 1"):
         fix_checkpoint(path, tmp_path / "y.safetensors")
-
-
-def test_a_diverged_model_is_written_and_said_to_be_one(tmp_path):
-    state = net().state_dict()
-    state["conv.weight"][0] = float("nan")
-    report = fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
-    assert report.not_finite == {"conv.weight": 27}
-    assert "not finite  NaN or inf in 1 of 11 tensors: conv.weight (27)" in repr(report)
-    assert fix_checkpoint(plain(tmp_path), tmp_path / "y.pt").not_finite == {}
 
 
 @pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])

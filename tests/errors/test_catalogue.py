@@ -11,7 +11,6 @@ import pytest
 import torch
 from clinic_notebooks import NEEDS, PARTS, clinic_notebook, with_new_tables
 from clinic_notebooks import TORCH as QUOTED_TORCH
-from mdit_py_plugins.anchors.index import slugify
 from running import ROOT, text_of
 
 from torchclinic import errors
@@ -59,6 +58,8 @@ def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
             assert "](#" not in text, (entry.id, "on another page, such a link leads nowhere")
         # A heading is one line, and holds the words of PyTorch in backticks.
         assert "\n" not in entry.message, entry.id
+        assert len(entry.threads) <= 3, entry.id
+        assert all(thread.startswith("https://") for thread in entry.threads), entry.id
         assert len(entry.message) <= 170, entry.id
         assert "`" in entry.message or entry.kind == "silent", entry.id
         for lines in (entry.fails.splitlines(), entry.works.splitlines()):
@@ -72,42 +73,6 @@ def test_an_entry_without_a_message_is_once_in_the_index_of_symptoms():
     assert sorted(set(listed)) == sorted(listed)
     silent = {entry.id for entry in ENTRIES if entry.kind == "silent"}
     assert silent <= set(listed) <= set(catalogue())
-
-
-# --- links --------------------------------------------------------------------------------------
-
-
-def anchors(path):
-    """Of the headings of a page, as Sphinx makes them."""
-    if path.suffix == ".ipynb":
-        cells = nbformat.read(path, as_version=4).cells
-        text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    else:
-        text = path.read_text()
-    titles = re.findall(r"^#{1,3} (.+)$", re.sub(r"(?ms)^```.*?^```", "", text), re.MULTILINE)
-    return {slugify(re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", title)) for title in titles}
-
-
-def test_links_lead_to_pages_and_headings_that_exist_and_threads_are_public():
-    known = {}
-    for entry in ENTRIES:
-        texts = (entry.cause, entry.fix, entry.avoid, entry.versions, entry.stand_in)
-        links = re.findall(r"\]\(([^)]*)\)", "\n".join(texts))
-        links += [re.sub(r"^([^#]*)", r"\1.ipynb", chapter) for chapter in entry.chapters]
-        for link in links:
-            if link.startswith("https://"):
-                continue
-            page, _, anchor = link.partition("#")
-            path = ROOT / "notebooks" / (page or f"{entry.page}.ipynb")
-            assert path.is_file(), (entry.id, link)
-            if path.name.startswith("errors_"):
-                assert anchor in catalogue(), (entry.id, link)
-                assert catalogue()[anchor].page == path.stem, (entry.id, link)
-            elif anchor:
-                known[path] = known.get(path) or anchors(path)
-                assert anchor in known[path], (entry.id, link)
-        assert len(entry.threads) <= 3, entry.id
-        assert all(thread.startswith("https://") for thread in entry.threads), entry.id
 
 
 # --- quotations ---------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """Dumps of the flight recorder in; which rank did not make which call, out.
 
-gloo's are of real ranks that hang. NCCL's, which need GPUs, are made of those fields that
-are read, as PyTorch documents them for the form 2.x.
+They are made of those fields that are read, as PyTorch documents them for the form 2.x. Chapter 18
+makes and reads those of real ranks that hang.
 """
 
 import copy
 import io
 import json
 import pickle
-import shutil
 import subprocess
 import sys
 
@@ -47,36 +46,37 @@ def compared(*dumps, **others):
 
 
 @pytest.mark.slow
-def test_ranks_that_hang_are_told_apart_from_their_own_dumps(hang, explain, monkeypatch):
-    what, folder = hang
-    monkeypatch.chdir(folder)
-    line = {"branch": "Rank 1 did not make call 2 of group default_pg, all_reduce."}.get(
-        what, "Rank 1 made calls 2 and 3 of group default_pg in another order."
-    )
-    (folder / "pickles").mkdir(exist_ok=True)
-    for rank in (0, 1):
-        shutil.copy(f"trace_{rank}", "pickles")
-    status, out, err = explain("pickles")
+def test_files_of_both_forms_and_folders_of_them_are_read_without_torch(explain, tmp_path):
+    line = "Rank 1 did not make call 2 of group default_pg, all_reduce."
+    waits, other = entry(number=2, line=16), entry("barrier", 2, 18)
+    for rank, last in enumerate((waits, other)):
+        one = dump(entry(), last, ranks="[0, 1]")
+        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(one, 2))
+        for call in one["entries"]:
+            del call["frames"]  # which are not in JSON
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(one))
+    pickles, texts = ([tmp_path / f"trace_{rank}{end}" for rank in (1, 0)] for end in ("", ".json"))
+    status, out, err = explain(*pickles)
     assert (status, err) == (0, "")
-    assert out.startswith(line)
-    if what == "branch":
-        assert "\n  rank 0: waiting in all_reduce at train.py:16" in out
-        assert "\n  rank 1: in barrier at train.py:18" in out
-        assert out.endswith("torchclinic explain collective-on-one-rank\n")
-    assert explain("trace_1", "trace_0") == (status, out, err)
-    status, without_lines, _ = explain("trace_0.json", "trace_1.json")
+    said = [line, "  rank 0: waiting in all_reduce at train.py:16"]
+    assert out.splitlines()[:3] == [*said, "  rank 1: in barrier at train.py:18"]
+    assert out.endswith("torchclinic explain collective-on-one-rank\n")
+    status, without_lines, _ = explain(*texts)
     assert (status, without_lines.partition("\n")[0]) == (0, line)
-    told = json.loads(explain("pickles", "--json")[1])
+    for path in texts:
+        path.unlink()
+    told = json.loads(explain(tmp_path, "--json")[1])
     (difference,), (match,) = told["differences"], told["matches"]
     assert (told["version"], told["ranks_without_dump"], match["line"]) == (1, [], None)
     assert (difference["says"], difference["entry"]) == (match["text"], match["id"])
     assert (match["text"], difference["ranks"]) == (line, [1])
-    command = [sys.executable, "-c", WITHOUT_TORCH, "explain", "pickles"]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "explain", tmp_path]
     assert subprocess.run(command, capture_output=True, text=True, timeout=120).stdout == out
 
 
 def test_the_first_difference_is_named_with_where_every_rank_is():
     same = [entry(number=1), entry("_all_gather_base", 2, 11)]
+    turned = [entry("_all_gather_base", 1, 11), entry(number=2)]
     tps = [entry("broadcast", number, 30, group=("7", "tp")) for number in (1, 2)]
     sent = entry("send 3->0", 0, 40, is_p2p=True)
     waits, entry_3 = "waiting in all_reduce at train.py", entry(number=3, line=37)
@@ -105,6 +105,10 @@ def test_the_first_difference_is_named_with_where_every_rank_is():
         ([dump(entry("all_to_all", shape=(rank,))) for rank in range(4)],
          "The dumps show no difference: the same collectives on all ranks, in one order.",
          "ranks 0-3: after its last collective, all_to_all at train.py:10"),
+        ([dump(*same), dump(*same), dump(*same), dump(*turned)],
+         "Rank 3 made calls 1 and 2 of group default_pg in another order.",
+         "ranks 0-2: all_reduce at train.py:10, then _all_gather_base at train.py:11",
+         "rank 3: _all_gather_base at train.py:11, then all_reduce at train.py:10"),
         # Of two groups that hang, the one that began to hang first.
         ([dump(*same, entry_3, *tps)] * 3 + [dump(*same, tps[0])],
          "Rank 3 did not make call 2 of group tp, broadcast.",

@@ -204,20 +204,7 @@ def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_pa
         assert page.locator("#log").input_value().endswith(f"\n{LOG}")
 
 
-def test_causes_are_told_apart_in_the_order_of_the_package(page):
-    kinds = {error.kind: error for error in CATALOGUE.values() if error.patterns}
-    log = "\n".join(error.patterns[0].replace("*", "x") for error in kinds.values())
-    for error in list(CATALOGUE.values())[:9]:
-        log += "\n" + "".join(error.patterns[:1]).replace("*", "x")
-    page.locator("#log").fill(log)
-    page.wait_for_selector(".match")
-    assert ids_of(page.locator(".match h2 a")) == [match.error.id for match in errors.find(log)]
-    whys = page.locator(".match-why").all_text_contents()
-    assert "the first error in the log" in whys[0]
-    assert all("no other error" not in why for why in whys)
-
-
-def test_nothing_found_says_so_and_shows_the_nearest_and_what_to_collect(page):
+def test_nothing_found_says_so_and_shows_the_nearest_or_names_the_other_program(page):
     log = "ValueError: weird tensors and unexpected state_dict device failed process"
     assert not errors.find(log)
     page.locator("#log").fill(log)
@@ -225,12 +212,8 @@ def test_nothing_found_says_so_and_shows_the_nearest_and_what_to_collect(page):
     assert ids_of(page.locator(".near h2 a")) == [error.id for error in errors.nearest(log)]
     assert "No entry matches your log" in page.locator("#log-says").inner_text()
     assert letters(page.locator("#found .ask-others").inner_text()) == letters(errors.ASK)
-
-
-def test_a_log_of_another_program_gets_no_cause(page):
     page.locator("#log").fill("ggml_cuda: CUDA error: out of memory")
-    page.wait_for_selector("#found .ask-others")
-    assert "seems to come from llama.cpp" in page.locator("#log-says").inner_text()
+    page.wait_for_function("document.querySelector('#log-says').textContent.includes('llama.cpp')")
     assert page.locator(".match").count() == 0
 
 

@@ -130,16 +130,6 @@ def test_the_tables_are_what_the_script_shows(page, site):
     assert "def memory_per_gpu" in still.text
 
 
-def test_precision_changes_what_a_sample_saves_and_what_fsdp_sends(page):
-    for precision, megabytes, more in [("bf16-mixed", 43, 1), ("fp32", 86, 1.5), ("bf16", 43, 1.5)]:
-        follow(page, f"model=resnet50&precision={precision}&overlap=0&latency=0&time=measured&ms=1")
-        assert page.locator(".memory-table th").first.inner_text() == "in MB"
-        assert float(column(page, 2)[3]) == pytest.approx(megabytes, abs=0.1)
-        ms = page.locator(".speed-table .chosen td").all_inner_texts()
-        ddp, fsdp = (float(ms[i].replace(",", "")) - 1 for i in (1, 4))
-        assert fsdp == pytest.approx(more * ddp, rel=0.01)
-
-
 def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     follow(page, "model=7b")
     said = page.locator(".memory-says").inner_text()

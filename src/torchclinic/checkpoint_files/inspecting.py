@@ -99,9 +99,8 @@ def _contents(tree: Any, where: str | None) -> dict[str, str]:
     """Names and descriptions of what is at the top level; of weights, what is beside them."""
     if not isinstance(tree, dict) or isinstance(tree, StandIn):
         return {"": weights.describe(tree)}
-    inside = weights.described(
-        {k: v for k, v in tree.items() if where or not isinstance(v, Tensor)}
-    )
+    shown = {k: v for k, v in tree.items() if where or not isinstance(v, Tensor)}
+    inside = weights.described(shown)
     return inside if where else {"": weights.describe(tree)} | inside
 
 

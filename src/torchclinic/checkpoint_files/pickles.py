@@ -254,10 +254,12 @@ class _InertUnpickler(pickle._Unpickler):
         self.set_items(items)
 
     def load_additems(self) -> None:
-        self.stack[-1].update(_set(self.pop_mark()))
+        items = _set(self.pop_mark())  # which changes the stack
+        self.stack[-1].update(items)
 
     def load_frozenset(self) -> None:
-        self.append(frozenset(_set(self.pop_mark())))
+        items = frozenset(_set(self.pop_mark()))
+        self.append(items)
 
     dispatch |= {
         pickle.REDUCE[0]: load_call,

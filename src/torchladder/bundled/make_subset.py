@@ -8,13 +8,10 @@ training and 200 test images of each class.
 
 import numpy as np
 
-from torchladder.data import BUNDLED, balanced_subset, load_dataset
+from torchladder.data import _FASHION_FILES, BUNDLED, balanced_subset, load_dataset
 
 if __name__ == "__main__":
     subset = balanced_subset(load_dataset("fashion_mnist"), train=1200, test=200)
-    arrays = {
-        f"{split}_{kind}": tensor.squeeze().numpy().astype(np.uint8)
-        for split in ("train", "test")
-        for kind, tensor in zip(("images", "labels"), subset.split(split), strict=True)
-    }
+    tensors = {key: getattr(subset, key) for key in _FASHION_FILES}
+    arrays = {key: tensor.squeeze().numpy().astype(np.uint8) for key, tensor in tensors.items()}
     np.savez_compressed(BUNDLED, **arrays)
