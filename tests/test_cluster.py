@@ -6,14 +6,15 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from running import ROOT, ran
-from test_rungs import few_images
 
 from torchladder import data, models
 from torchladder.launching import launch
@@ -47,7 +48,11 @@ SRUN = """#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
 SLURM_NODEID=0 SLURMD_NODENAME=127.0.0.1 "$@" & first=$!
 SLURM_NODEID=1 SLURMD_NODENAME=localhost "$@" & second=$!
-wait $first && wait $second
+if [ "$TIME_IS_OVER" ]; then  # as Slurm by --signal
+    until [ -e "$OUT/log.jsonl" ]; do sleep 0.1; done
+    kill -TERM $first $second
+fi
+wait $first; wait $second
 """
 TORCHRUN = f"""#!/bin/bash
 exec {sys.executable} -m torch.distributed.run "$@"
@@ -61,13 +66,11 @@ def slurm(tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     return WITHOUT_GPUS | {
-        "EPOCHS": "1",
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_JOB_ID": str(free_port() - 29400),
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "node[1-2]",
-        "CHECKPOINT": str(tmp_path / "made" / "checkpoint.pt"),
-        "DATA": str(few_images(tmp_path, 640)),
+        "OUT": str(tmp_path / "gpt"),
     }
 
 
@@ -81,14 +84,21 @@ def free_port():
 
 
 @pytest.mark.long
-def test_the_sbatch_script_trains_on_two_nodes_and_goes_on_when_it_is_requeued(slurm):
-    output = ran("bash", SBATCH, env=slurm, timeout=200, cwd=ROOT)
-    assert f"job {slurm['SLURM_JOB_ID']}, start 1, nodes localhost localhost" in output
-    assert re.findall(r"epoch (\d):", output) == ["1"]
-    slurm["SLURM_RESTART_COUNT"] = "1"
-    output = ran("bash", SBATCH, env=slurm, timeout=200, cwd=ROOT)
+def test_the_sbatch_script_saves_when_its_time_is_over_and_goes_on_when_it_is_requeued(slurm):
+    out = Path(slurm["OUT"])
+    np.save(out.parent / "tokens.npy", np.arange(4000, dtype=np.uint8) % 7)
+    tiny = "--context 16 --layers 1 --width 16 --batch 4 --steps 600 --log-every 20 --peak 1"
+    script = ["bash", SBATCH, "--data", out.parent / "tokens.npy", *tiny.split()]
+    over, again = slurm | {"TIME_IS_OVER": "1"}, slurm | {"SLURM_RESTART_COUNT": "1"}
+    done = subprocess.run(script, env=over, timeout=200, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith(
+        f"job {slurm['SLURM_JOB_ID']}, start 1, nodes localhost localhost"
+    )
+    (saved,) = {int(step) for step in re.findall(r"saved after step (\d+)", done.stderr)}
+    assert saved < 600
+    output = ran(*script, env=again, timeout=200, cwd=ROOT)
     assert "start 2" in output
-    assert re.findall(r"epoch (\d):", output) == []  # it is not trained again
+    assert f"from step {saved}\n" in output
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------
@@ -110,12 +120,12 @@ def test_the_train_job_starts_a_program_of_the_book_with_options_that_it_has(tra
     trainer = train_job["spec"]["trainer"]
     program, *options = trainer["args"]
     program = ROOT / Path(program).relative_to("/book")
-    known = re.findall(r'add_argument\("(--[\w-]+)"', program.read_text())
+    known = re.findall(r'add\("(--[\w-]+)"', program.read_text())
     assert {option.partition("=")[0] for option in options} <= set(known)
     patch = train_job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
     pod = patch["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (folder,) = (mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"])
-    assert f"--checkpoint={folder}/checkpoint.pt" in options
+    assert f"--out={folder}/gpt" in options
 
 
 # --- Ray ------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What training across two hosts does: measured, cut off and broken, for ``runs/two_hosts.json``.
 
 ``python tools/two_hosts_record.py`` runs the scenarios of ``two_hosts.toml`` and measures links,
-some twenty minutes, as root. Under torchrun, this file is what measures the link.
+some twenty minutes, as root. Names of scenarios after it (or ``link``) record these again, and
+keep the others. Under torchrun, this file is what measures the link.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RATES = {None: None, "1gbit": 125e6, "100mbit": 12.5e6}  # bytes per second
 DELAYS = (0.0, 0.001, 0.005)
 SIZES = [4**k for k in range(5, 12)]  # bytes: 1 kB to 4 MB
+# Of gpt.py: a batch that 1, 2 or 3 ranks can share, and a checkpoint every 8 steps.
+TINY = "--layers 2 --width 32 --kv-heads 2 --batch 24 --steps 32 --warm-up 4 --peak 1"
+TINY += " --log-every 8 --save-every 8 --out ../shared --export gpt.safetensors"
 GIVE_UP = 240  # seconds after which a fault that is still silent is recorded so
 LISTEN = "import socket, time; s = socket.create_server(('', 29500)); print('up'); time.sleep(999)"
+ROW = r"(epoch|step) (\d+): loss ([\d.]+), (test|validation) ([\d.]+)"
 NOISE = re.compile(
     r"(\[\w*rank\d+\]: )?(\s|$|Traceback|frame #|Exception raised|<omitting|The above exc|\s*\^)"
     r"|.*socket.cpp:\d+\] \[c10d\] The hostname of the client|\[Gloo\] Rank"
-    r"|[-=*]{9}|Failures:$|Root Cause|\[\d+\]:$"
+    r"|.*No CUDA runtime is found|[-=*]{9}|Failures:$|Root Cause|\[\d+\]:$"
 )
 
 
@@ -93,24 +98,25 @@ def record_links() -> dict:
 
 
 def play(
-    folder: Path, *, program: str = "4_ddp.py", epochs: int = 1, batch: int = 64,
+    folder: Path, *, gpt: str = "", epochs: int = 1, batch: int = 64,
     host1: list | str = (), host2: list | str = (), interfaces: list = (),
     own_address: str | None = None, busy: bool = False, other: bool = False,
-    lose: int | None = None, after: int = 2, silent: bool = False, back: list | None = None,
+    lose: int | None = None, silent: bool = False, back: list | None = None,
     like: str = "", what: str = "",
 ) -> dict:  # fmt: skip
     """A scenario of ``two_hosts.toml``: what was printed, when, and how it ended.
 
-    Of a host that is lost, the processes are killed and the link goes down. With host 0, its disk
-    is lost. The rendezvous is on the host that stays: who loses that one loses all.
+    Of a host that is lost, the processes are killed and the link goes down, as soon as gpt.py has
+    its second checkpoint. The rendezvous is on the host that stays: who loses that one loses all.
     """
     folder.mkdir()
+    program = "gpt.py" if gpt else "4_ddp.py"
     text = (ROOT / "rungs" / program).read_text()
     texts = [text, text.replace("400, 120", "400, 128").replace("(120,", "(128,")]
-    words = [program, "--data", DATA, "--lr", 0.1, "--epochs", epochs, "--batch-size", batch]
-    words += ["--save", "lenet.pt"]
-    if "elastic" in program:
-        words += ["--checkpoint", folder / "shared" if "fsdp" in program else "checkpoint.pt"]
+    words = [program, "--data", DATA]
+    words += ["--lr", 0.1, "--epochs", epochs, "--batch-size", batch, "--save", "lenet.pt"]
+    if gpt:
+        words[3:] = ["--parallel", gpt, *TINY.split()]
     stays, again = f"--rdzv-endpoint={NAMES[0 if lose else 1]}:{PORT}", None
     meet = ["--max-restarts=3", stays] if lose is not None else []
     with two_hosts(own_address=own_address) as hosts:
@@ -120,7 +126,7 @@ def play(
             place.mkdir(exist_ok=True)
             (place / program).write_text(texts[other and i])
             env = {"GLOO_SOCKET_IFNAME": interfaces[i]} if interfaces else {}
-            env |= OWN_STORE if "elastic" in program else {}
+            env |= OWN_STORE if gpt else {}
             command = [*torchrun(hosts[i], *meet, *options), *words]
             return hosts[i].start(command, cwd=place, env=env)
 
@@ -131,8 +137,9 @@ def play(
         started = list(jobs.values())
         if lose is not None:  # rank 0 is on the host whose name sorts first
             del jobs[lose]
-            started[0].until(f"epoch {after}:", 600)
-            time.sleep(0.3)
+            started[0].until("step 16:", 600)
+            while not (folder / "shared/step-00000016/.metadata").exists():  # written meanwhile
+                time.sleep(0.02)
             begin = time.time()
             if not silent:
                 hosts[lose].kill()
@@ -141,8 +148,6 @@ def play(
             hosts[lose].kill()
         if back is not None:
             time.sleep(5)
-            for path in (folder / NAMES[0]).iterdir() if lose == 0 else ():
-                path.unlink()
             hosts[lose].join()
             again = time.time()
             jobs[lose] = start(lose, back)
@@ -152,9 +157,9 @@ def play(
         sent = {host.name: bytes_sent(host) for host in hosts}
     if what:
         return {"what": what, "ended": ends}
-    done = [row for job in started for row in epochs_of(job, begin)]
+    done = [row for job in started for row in rows_of(job, begin)]
     addresses = dict(zip(NAMES, ADDRESSES, strict=True))
-    result = {"epochs": done, "ended": ends, "bytes_sent": sent, "addresses": addresses}
+    result = {"rows": done, "ended": ends, "bytes_sent": sent, "addresses": addresses}
     if lose is not None:
         result["timeline"] = timeline(started[1 - lose], lose, begin, again, done)
     if like:
@@ -168,13 +173,16 @@ def bytes_sent(host: Host) -> int:
     return link["stats64"]["tx"]["bytes"]
 
 
-def epochs_of(job: Job, start: float) -> list[dict]:
-    """What rank 0 printed, as numbers."""
+def rows_of(job: Job, start: float) -> list[dict]:
+    """What rank 0 printed after an epoch or some steps, as numbers."""
     rows = []
     for when, line in job.lines:
-        for words in re.findall(r"epoch (\d+): loss ([\d.]+), test ([\d.]+)%", line):
-            row = dict(zip(("epoch", "loss", "accuracy"), map(float, words), strict=True))
-            rows.append(row | {"epoch": int(words[0]), "seconds": round(when - start, 1)})
+        if found := re.match(
+            r"(epoch|step) (\d+): loss ([\d.]+), (test|validation) ([\d.]+)", line
+        ):
+            unit, number, loss, kind, value = found.groups()
+            row = {unit: int(number), "loss": float(loss), kind: float(value)}
+            rows.append(row | {"seconds": round(when - start, 1)})
     return rows
 
 
@@ -194,7 +202,7 @@ def ended(job: Job, start: float, limit: float) -> dict:
     return {"status": status, "seconds": seconds, "printed": some}
 
 
-def timeline(stayed: Job, lost: int, cut: float, back: float | None, epochs: list) -> list[dict]:
+def timeline(stayed: Job, lost: int, cut: float, back: float | None, rows: list) -> list[dict]:
     """Seconds from the cut, and what happened then."""
     gone, stays = NAMES[lost], NAMES[1 - lost]
     events = [(0.0, f"{gone} is cut off")]
@@ -203,12 +211,12 @@ def timeline(stayed: Job, lost: int, cut: float, back: float | None, epochs: lis
         f"a rank on {stays} fails": r"RuntimeError",
         f"torchrun on {stays} sees that it failed": r"failed \(exitcode",
         f"torchrun on {stays} stops its rank, to meet again": r"closing signal",
-        f"the ranks meet again, on {stays}" if back else f"{stays} goes on alone": r"training on",
+        f"the ranks meet again, on {stays}" if back else f"{stays} goes on alone": "from step",
     }.items():
         after = [when - cut for when, line in stayed.lines if re.search(pattern, line)]
         events += [(seconds, what) for seconds in after if seconds > 0][:1]
-    first = next(row for row in epochs if row["seconds"] > 0)
-    events.append((first["seconds"], f"epoch {first['epoch']} is done, the first after it"))
+    first = next(row for row in rows if row["seconds"] > 0)
+    events.append((first["seconds"], f"step {first['step']} is done"))
     events.append(((stayed.ended or time.time()) - cut, f"torchrun on {stays} ends"))
     return [{"seconds": round(when, 1), "what": what} for when, what in sorted(events)]
 
@@ -216,35 +224,43 @@ def timeline(stayed: Job, lost: int, cut: float, back: float | None, epochs: lis
 def difference(one: Path, other: Path) -> float:
     """Of the weights that two runs have saved, the largest."""
     import torch
+    from safetensors.torch import load_file
 
-    first, second = (torch.load(next(run.glob("*/lenet.pt"))) for run in (one, other))
+    both = ([*run.glob("host*/*.pt"), *run.glob("host*/*.safetensors")][0] for run in (one, other))
+    first, second = (torch.load(f) if f.suffix == ".pt" else load_file(f) for f in both)
     return max((first[key] - second[key]).abs().max().item() for key in second)
 
 
 # --- the record ---------------------------------------------------------------------------------
 
 
-def main(target: Path = ROOT / "runs" / "two_hosts.json") -> None:
-    """Run all experiments and write what they gave."""
+def main(*again: str, file: Path = ROOT / "runs" / "two_hosts.json") -> None:
+    """Run all experiments, or only these parts or scenarios again, and write what they gave."""
     from machine_facts import machine_facts
     from record import cleaner
     from refresh import write_text
 
     # What the program under torchrun imports.
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-    facts = machine_facts()
-    result = {"machine": facts, "date": datetime.date.today().isoformat(), "torch": facts["torch"]}
+    facts, today = machine_facts(), datetime.date.today().isoformat()
+    result = json.loads(file.read_text()) if again else {"machine": facts, "date": today}
+    if result["machine"] != facts:
+        sys.exit(f"{file} was recorded on another machine or version: record all of it")
+    dates = sorted({*result["date"].split(", "), today})
+    result |= {"date": ", ".join(dates), "torch": facts["torch"]}
     for part, scenarios in SCENARIOS.items():
+        chosen = {n: how for n, how in scenarios.items() if not again or {part, n} & {*again}}
         with tempfile.TemporaryDirectory() as folder:
-            found = {name: play(Path(folder, name), **how) for name, how in scenarios.items()}
+            found = {name: play(Path(folder, name), **how) for name, how in chosen.items()}
             text = json.dumps(found, ensure_ascii=False).replace(f"{folder}/", "")
-        result[part] = json.loads(cleaner()(text))
-        print(f"{part}: recorded", flush=True)
-    train, faults = result["train"], result["faults"]
+        result[part] = result.get(part, {}) | json.loads(cleaner()(text))
+        print(f"{part}: {', '.join(chosen)} recorded", flush=True)
+    train = result["train"]
     train["same_state_dict_as_two_ranks_on_one_host"] = train["two_hosts"]["same_state_dict"]
-    result |= {"faults": list(faults.values()), "link": record_links()}
-    write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", target)
+    if not again or "link" in again:
+        result["link"] = record_links()
+    write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", file)
 
 
 if __name__ == "__main__":
-    measure() if "RANK" in os.environ else main()
+    measure() if "RANK" in os.environ else main(*sys.argv[1:])
