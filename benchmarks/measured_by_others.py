@@ -31,6 +31,8 @@ from torchclinic.will_it_fit import all_reduce_seconds, memory_per_gpu, speed_up
 PAGE = Path(__file__).parents[1] / "book" / "will_it_fit.md"
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6, "us": 1e-6, "ms": 1e-3, "s": 1}
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
+LINKS = {"pcie": "PCIe", "roce": "machines", "eth100": "machines"}
+LINKS |= dict.fromkeys(("a100", "h100", "v100", "bridge"), "NVLink")
 OTHER_LINKS = {"v100": (3e-6, 130e9), "bridge": (10e-6, 22e9), "roce": (30e-6, 200e9)}
 
 
@@ -138,7 +140,7 @@ def speeds(row: dict, rows: dict) -> Iterator[tuple[str, dict, float]]:
         rate = throughput(base) / base["gpus"]
         gain = throughput(row) / throughput(base)
         said = efficiency(row, rate) / efficiency(base, rate) * row["gpus"] / base["gpus"]
-        yield "speed-up", row, said / gain
+        yield f"speed-up over {LINKS[row['link']]}", row, said / gain
     if row["peak"] and (row["layers"] or row["flops"]):
         share = work(row) * throughput(row) / row["gpus"] / (row["peak"] * 1e12)
         if row["mfu"]:

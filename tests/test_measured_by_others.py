@@ -1,0 +1,48 @@
+"""The formulas of the calculators against what others have measured on GPUs."""
+
+from collections import defaultdict
+
+import measured_by_others
+import pytest
+
+BOUNDS = {  # of the predictions: the median error, and the share that is within a ratio
+    "memory": (0.27, 1.30, 0.80),
+    "all-reduce": (0.28, 2.10, 1.00),
+    "all-reduce below 1 MiB": (0.12, 2.20, 1.00),
+    "FLOPs": (0.22, 2.00, 0.70),
+    "share of the peak": (0.65, 2.50, 0.75),
+    "speed-up over PCIe": (2.00, 5.50, 1.00),
+    "speed-up over NVLink": (0.10, 1.35, 0.90),
+    "speed-up over machines": (0.15, 1.35, 0.85),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    ratios = defaultdict(list)
+    for kind, row, ratio in measured_by_others.ratios():
+        ratios[kind, row["aside"]].append(ratio)
+    return ratios
+
+
+def test_every_row_says_what_was_measured_and_where():
+    rows = measured_by_others.read()
+    assert len(rows) >= 150
+    assert sum(row["aside"] == "yes" for row in rows.values()) >= 30
+    for row in rows.values():
+        assert all(row[field] != "" for field in ("source", "measured", "value", "unit"))
+        assert not (row["aside"] and row["left_out"])
+        assert not row["base"] or row["base"] in rows
+
+
+@pytest.mark.parametrize("aside", ["", "yes"])
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_predictions_are_as_near_as_the_book_says(found, kind, aside):
+    most, ratio, share = BOUNDS[kind]
+    _, error, within = measured_by_others.spread(found[kind, aside], ratio - 1)
+    assert error <= most
+    assert within >= share
+
+
+def test_no_kind_of_row_is_forgotten(found):
+    assert {kind for kind, _ in found} == set(BOUNDS)
