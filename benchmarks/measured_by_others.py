@@ -31,7 +31,7 @@ from torchclinic.will_it_fit import all_reduce_seconds, memory_per_gpu, speed_up
 PAGE = Path(__file__).parents[1] / "book" / "will_it_fit.md"
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6, "us": 1e-6, "ms": 1e-3, "s": 1}
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
-LINKS = {"pcie": "PCIe", "roce": "machines", "eth100": "machines"}
+LINKS = {"pcie3": "PCIe", "pcie4": "PCIe", "roce": "machines", "eth100": "machines"}
 LINKS |= dict.fromkeys(("a100", "h100", "v100", "bridge"), "NVLink")
 OTHER_LINKS = {"v100": (3e-6, 130e9), "bridge": (10e-6, 22e9), "roce": (30e-6, 200e9)}
 
@@ -54,7 +54,7 @@ def preset(link: str) -> tuple[float, float]:
     """Seconds a message and bytes a second, as the page's calculator has them."""
     if link in OTHER_LINKS:
         return OTHER_LINKS[link]
-    link = {"pcie": "t4-fast"}.get(link, link)
+    link = {"pcie3": "t4-fast", "pcie4": "t4-fast"}.get(link, link)
     found = re.search(rf'value: {link},.*latency: "(.*?)", bandwidth: "(.*?)"', PAGE.read_text())
     return float(found[1]) * 1e-6, float(found[2]) * 1e9
 

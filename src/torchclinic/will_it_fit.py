@@ -185,6 +185,7 @@ def transformer(
     precision: str = "fp32",
     fused_attention: bool = True,
     checkpointing: bool = False,
+    causal: bool = False,
 ) -> Transformer:
     """Parameters, saved activations and FLOPs of a GPT: MLP four times as wide, tied embeddings.
 
@@ -195,6 +196,9 @@ def transformer(
         (``F.scaled_dot_product_attention``'s fused kernels).
     checkpointing : bool
         Save only each layer's input; one layer at a time is computed again.
+    causal : bool
+        Count half of attention's FLOPs: a kernel that knows the mask skips the other half. Papers
+        count all when they report MFU.
 
     Notes
     -----
@@ -211,8 +215,8 @@ def transformer(
     backward pass and the two gradients of tied embeddings need for a moment is less, with a
     vocabulary twice and a batch of positions as large as the hidden size.
 
-    FLOPs, forwards and backwards: 6 for each parameter and position, 8 with checkpointing.
-    Attention's own are left out: ``12 layers hidden sequence`` more for each position.
+    FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
+    ``12 layers hidden sequence``. With checkpointing, a third more.
 
     Examples
     --------
@@ -233,7 +237,8 @@ def transformer(
         activations = layers * stream * s * h + ends + max(layer, logits)
     else:
         activations = layers * layer + ends + logits
-    flops = (8 if checkpointing else 6) * parameters * s
+    flops = 6 * parameters * s + (6 if causal else 12) * layers * h * s * s
+    flops *= 4 / 3 if checkpointing else 1
     return Transformer(*map(float, (parameters, block, root, activations, flops)))
 
 
