@@ -33,7 +33,6 @@ UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6, "us": 1e-6, "ms": 1e-
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 LINKS = {"pcie3": "PCIe", "pcie4": "PCIe", "roce": "machines", "eth100": "machines"}
 LINKS |= dict.fromkeys(("a100", "h100", "v100", "bridge"), "NVLink")
-OTHER_LINKS = {"v100": (3e-6, 130e9), "bridge": (10e-6, 22e9), "roce": (30e-6, 200e9)}
 
 
 def read() -> dict[str, dict]:
@@ -52,9 +51,6 @@ def number(text: str) -> float | str:
 
 def preset(link: str) -> tuple[float, float]:
     """Seconds a message and bytes a second, as the page's calculator has them."""
-    if link in OTHER_LINKS:
-        return OTHER_LINKS[link]
-    link = {"pcie3": "t4-fast", "pcie4": "t4-fast"}.get(link, link)
     found = re.search(rf'value: {link},.*latency: "(.*?)", bandwidth: "(.*?)"', PAGE.read_text())
     return float(found[1]) * 1e-6, float(found[2]) * 1e9
 
@@ -107,7 +103,7 @@ def efficiency(row: dict, rate: float) -> float:
     size = will_it_fit.PRECISIONS[row["precision"]]
     each = (2 * size.cast + size.gradient) / 3 if row["rung"] == "fsdp" else size.gradient
     given = computing, each * row["parameters"], int(row["gpus"]), *preset(row["link"])
-    return speed_up(*given, overlap=0.5, rung=row["rung"]) / row["gpus"]
+    return speed_up(*given, rung=row["rung"]) / row["gpus"]
 
 
 def work(row: dict) -> float:

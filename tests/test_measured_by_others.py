@@ -7,13 +7,13 @@ import pytest
 
 BOUNDS = {  # of the predictions: the median error, and the share that is within a ratio
     "memory": (0.27, 1.30, 0.80),
-    "all-reduce": (0.28, 2.10, 1.00),
-    "all-reduce below 1 MiB": (0.12, 2.20, 1.00),
+    "all-reduce": (0.15, 1.25, 1.00),
+    "all-reduce below 1 MiB": (0.35, 2.00, 1.00),
     "FLOPs": (0.005, 1.05, 1.00),
     "share of the peak": (0.65, 2.50, 0.90),
-    "speed-up over PCIe": (2.00, 5.50, 1.00),
-    "speed-up over NVLink": (0.10, 1.35, 0.90),
-    "speed-up over machines": (0.15, 1.35, 0.85),
+    "speed-up over PCIe": (0.26, 1.25, 0.65),
+    "speed-up over NVLink": (0.04, 1.20, 0.95),
+    "speed-up over machines": (0.05, 1.25, 1.00),
 }
 
 
