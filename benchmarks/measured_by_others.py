@@ -23,13 +23,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 from torchclinic import will_it_fit
 from torchclinic.will_it_fit import all_reduce_seconds, memory_per_gpu, speed_up, transformer
 
 PAGE = Path(__file__).parents[1] / "book" / "will_it_fit.md"
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6, "us": 1e-6, "ms": 1e-3, "s": 1}
+CONTEXT, RESERVED = map(geometric_mean, (will_it_fit.CONTEXT, will_it_fit.RESERVED))
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 LINKS = {"pcie3": "PCIe", "pcie4": "PCIe", "roce": "machines", "eth100": "machines"}
 LINKS |= dict.fromkeys(("a100", "h100", "v100", "bridge"), "NVLink")
@@ -82,7 +83,9 @@ def memory(row: dict) -> float:
         result = replace(result, step=0.0)
     states = result.parameters + result.gradients + result.optimizer
     found = states if part == "states" else getattr(result, part or "total")
-    return found + (0.3 * 2**30 if read == "nvidia-smi" else 0)
+    if part or read in ("allocated", "active"):
+        return found + (CONTEXT if read == "nvidia-smi" else 0)
+    return found * RESERVED + (CONTEXT if read == "nvidia-smi" else 0)
 
 
 def throughput(row: dict) -> float:

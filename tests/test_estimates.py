@@ -70,6 +70,13 @@ def test_bytes_that_a_layer_saves():
         assert layer_bytes(175e9, precision=precision, checkpointing=True) == kept * s * h
 
 
+def test_bytes_that_a_score_of_attention_keeps():
+    s, a = 2048, 96
+    for precision, each in {"fp32": 9, "bf16-mixed": 7, "bf16": 5}.items():  # softmax, cast, mask
+        table = layer_bytes(175e9, precision=precision, fused_attention=False)
+        assert table - layer_bytes(175e9, precision=precision) == each * a * s * s
+
+
 def test_gpt_2_is_twelve_blocks_embeddings_and_a_norm():
     sizes = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 1024}
     found, more = (transformer(**sizes, vocabulary=tokens) for tokens in (50257, 50258))

@@ -50,7 +50,7 @@ const estimating = (() => {
     const { activation: size, parameter: stream } = PRECISIONS[precision];
     const [block, root] = [12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h];
     const parameters = layers * block + root;
-    const table = fused_attention ? 0 : (2 * size + 1) * heads * s * s;
+    const table = fused_attention ? 0 : (stream + size + 1) * heads * s * s;
     const layer = (14 * size + 2 * stream + 2) * s * h + table;
     const [ends, logits] = [(size + stream + 1) * s * h, 12 * s * vocabulary];
     const activation_bytes = ends + (checkpointing
