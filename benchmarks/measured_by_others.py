@@ -9,7 +9,8 @@ Stas Bekman and others, CC BY-SA 4.0; of the other sources, numbers and names al
 - `vocabulary`: of the loss; 0 for a model without logits. `samples`: all that a time was for.
 - `base`: the row of fewer GPUs that a speed-up is against. `mfu`: percent, as the source says.
 - `aside`: a sixth of each kind, those whose id has the lowest SHA-256. They were chosen before a
-  formula was changed, and no formula was fitted to them.
+  formula was changed. The fits of links to speed-ups leave them out; the links of A100 and H100
+  were chosen by whole tables of all-reduces, with six of them.
 - `left_out`: why the calculators cannot answer, or which better source the row contradicts.
 
 Run it, and it prints the errors by kind.
