@@ -31,6 +31,13 @@ def layer_bytes(parameters, **options):
     return two - one
 
 
+def flops_of(parameters):
+    """Forwards and backwards: with the parameters, and between all pairs of positions."""
+    sizes = sizes_of(parameters)
+    attention = 3 * 2 * 2 * sizes["layers"] * sizes["hidden"] * 2048**2
+    return 6 * transformer(**sizes).parameters * 2048, attention
+
+
 # --- a transformer ------------------------------------------------------------------------------
 
 
@@ -38,9 +45,12 @@ def test_korthikantis_models_are_as_large_and_save_as_much():
     for parameters in KORTHIKANTI:
         found = transformer(**sizes_of(parameters))
         assert found.parameters == pytest.approx(parameters, rel=0.1)
-        assert found.flops == 6 * found.parameters * 2048
+        products, attention = flops_of(parameters)
+        assert found.flops == products + attention
+        half = transformer(**sizes_of(parameters), causal=True).flops
+        assert half == products + attention / 2
         again = transformer(**sizes_of(parameters), checkpointing=True)
-        assert again.flops == 8 * found.parameters * 2048
+        assert again.flops == pytest.approx(4 / 3 * found.flops)
     s, h, a = 2048, 12288, 96
     sixteen = {"precision": "bf16"}
     whole = layer_bytes(175e9, fused_attention=False, **sixteen)
@@ -58,6 +68,13 @@ def test_bytes_that_a_layer_saves():
     for precision, (each, kept) in cases.items():
         assert layer_bytes(175e9, precision=precision) == each * s * h
         assert layer_bytes(175e9, precision=precision, checkpointing=True) == kept * s * h
+
+
+def test_bytes_that_a_score_of_attention_keeps():
+    s, a = 2048, 96
+    for precision, each in {"fp32": 9, "bf16-mixed": 7, "bf16": 5}.items():  # softmax, cast, mask
+        table = layer_bytes(175e9, precision=precision, fused_attention=False)
+        assert table - layer_bytes(175e9, precision=precision) == each * a * s * s
 
 
 def test_gpt_2_is_twelve_blocks_embeddings_and_a_norm():

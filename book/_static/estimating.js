@@ -45,17 +45,18 @@ const estimating = (() => {
 
   function transformer({
     layers, hidden: h, heads, sequence: s, vocabulary, precision = "fp32", fused_attention = true,
-    checkpointing = false,
+    checkpointing = false, causal = false,
   }) {
     const { activation: size, parameter: stream } = PRECISIONS[precision];
     const [block, root] = [12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h];
     const parameters = layers * block + root;
-    const table = fused_attention ? 0 : (2 * size + 1) * heads * s * s;
+    const table = fused_attention ? 0 : (stream + size + 1) * heads * s * s;
     const layer = (14 * size + 2 * stream + 2) * s * h + table;
     const [ends, logits] = [(size + stream + 1) * s * h, 12 * s * vocabulary];
     const activation_bytes = ends + (checkpointing
       ? layers * stream * s * h + Math.max(layer, logits) : layers * layer + logits);
-    const flops = (checkpointing ? 8 : 6) * parameters * s;
+    const once = 6 * parameters * s + (causal ? 6 : 12) * layers * h * s * s;
+    const flops = once * (checkpointing ? 4 / 3 : 1);
     return { parameters, largest_block: block, root, activation_bytes, flops };
   }
 

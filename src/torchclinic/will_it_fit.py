@@ -5,9 +5,9 @@ What is counted is what PyTorch allocates for the tensors of a training step: pa
 gradients, optimizer state, saved activations, the gradient of a transformer's logits, Adam's
 temporary copy, and what a rung adds to exchange gradients.
 
-Not counted: the CUDA context with the libraries' own buffers (some hundred MB a process), cuDNN's
-and cuBLAS's workspaces, other temporary tensors inside an operation, and memory that the caching
-allocator has reserved but cannot use (fragmentation). Leave a tenth of the GPU for them.
+Not counted: the CUDA context with the libraries' own buffers, cuDNN's and cuBLAS's workspaces,
+other temporary tensors inside an operation, and memory that the caching allocator has reserved but
+cannot use (fragmentation). `on_the_gpu` says what others have measured of them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ PRECISIONS = {
     "bf16": Precision(2, 2, 2, 0, 2, 2),  # model.bfloat16(): PyTorch's state has the same type
     "bf16-master": Precision(2, 2, 4, 4, 2, 2),
 }
+
+
+CONTEXT = (0.5 * 2**30, 2.0 * 2**30)  # bytes; more with the first collective
+RESERVED = (1.0, 1.4)  # divided by what is allocated
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,7 @@ def transformer(
     precision: str = "fp32",
     fused_attention: bool = True,
     checkpointing: bool = False,
+    causal: bool = False,
 ) -> Transformer:
     """Parameters, saved activations and FLOPs of a GPT: MLP four times as wide, tied embeddings.
 
@@ -195,13 +200,17 @@ def transformer(
         (``F.scaled_dot_product_attention``'s fused kernels).
     checkpointing : bool
         Save only each layer's input; one layer at a time is computed again.
+    causal : bool
+        Count half of attention's FLOPs: a kernel that knows the mask skips the other half. Papers
+        count all when they report MFU.
 
     Notes
     -----
     V. Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022
     (https://arxiv.org/abs/2205.05198): a layer saves ``s h (34 + 5 a s / h)`` bytes in 16 bits, of
     which ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less.
-    Under autocast ("mixed") PyTorch keeps what is passed from layer to layer in float32. The two
+    Under autocast ("mixed") PyTorch keeps what is passed from layer to layer in float32, and on
+    a GPU computes softmax in it: a score of attention's table then takes 7 bytes, not 5. The two
     norms of a layer save it, ``4 s h`` bytes more. FSDP's ``MixedPrecisionPolicy`` casts it too:
     for FSDP take "bf16" here.
 
@@ -211,8 +220,8 @@ def transformer(
     backward pass and the two gradients of tied embeddings need for a moment is less, with a
     vocabulary twice and a batch of positions as large as the hidden size.
 
-    FLOPs, forwards and backwards: 6 for each parameter and position, 8 with checkpointing.
-    Attention's own are left out: ``12 layers hidden sequence`` more for each position.
+    FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
+    ``12 layers hidden sequence``. With checkpointing, a third more.
 
     Examples
     --------
@@ -226,15 +235,31 @@ def transformer(
     h, s = hidden, sequence
     block, root = 12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h
     parameters = layers * block + root
-    table = 0 if fused_attention else (2 * size + 1) * heads * s * s
+    table = 0 if fused_attention else (stream + size + 1) * heads * s * s
     layer = (14 * size + 2 * stream + 2) * s * h + table
     ends, logits = (size + stream + 1) * s * h, 12 * s * vocabulary  # dropout, last norm; loss
     if checkpointing:
         activations = layers * stream * s * h + ends + max(layer, logits)
     else:
         activations = layers * layer + ends + logits
-    flops = (8 if checkpointing else 6) * parameters * s
+    flops = 6 * parameters * s + (6 if causal else 12) * layers * h * s * s
+    flops *= 4 / 3 if checkpointing else 1
     return Transformer(*map(float, (parameters, block, root, activations, flops)))
+
+
+def on_the_gpu(allocated: float) -> tuple[float, float]:
+    """Bytes that ``nvidia-smi`` shows at least and at most where tensors take `allocated`.
+
+    It counts the CUDA context, and all that the caching allocator has reserved. The ranges are
+    those that others have measured: benchmarks/measured_by_others.csv.
+
+    Examples
+    --------
+    >>> [round(each / 2**30, 1) for each in on_the_gpu(10 * 2**30)]
+    [10.5, 16.0]
+    """
+    least, most = (reserved * allocated for reserved in RESERVED)
+    return least + CONTEXT[0], most + CONTEXT[1]
 
 
 def all_reduce_seconds(nbytes: float, world_size: int, latency: float, bandwidth: float) -> float:

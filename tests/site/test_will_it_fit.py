@@ -62,6 +62,7 @@ def calls():
         yield "memory_per_gpu", [124e6], same
     for precision, fused, again in product(precisions, (False, True), (False, True)):
         how = {"precision": precision, "fused_attention": fused, "checkpointing": again}
+        how["causal"] = fused
         yield "transformer", [], gpt2 | how
     for ranks, overlap, scaling, rung in product(
         (1, 2, 8, 4096), (0, 0.67), ("weak", "strong"), ("ddp", "fsdp")
