@@ -19,6 +19,7 @@ import resource
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
     "recompute": (False, "recompute activations in the backward pass: a third more work"),
     "log_every": (50, "steps between two lines and validations"),
     "save_every": (250, "steps between two checkpoints, of which two are kept"),
-    "peak": (0.0, "TFLOP/s of a device, for MFU; 0: measured by a matrix product"),
+    "peak": (0.0, "TFLOP/s of a device, for MFU; 0: measured, by a product that takes 0.5 GB"),
     "profile": (False, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
@@ -102,7 +103,8 @@ class Block(nn.Module):
         if cache is not None:  # keys and values of the tokens before, which stay as they are
             if cache:
                 k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-            cache[:] = k, v
+            cache.clear()
+            cache.extend((k, v))
         gqa = args.heads != args.kv_heads  # a T4 has no fused kernel for it
         y = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=gqa)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
@@ -178,7 +180,7 @@ def read_sequences(args):
     kind = tokens.dtype.kind
     if tokens.ndim != 1 or kind not in "iu" or (kind == "i" and tokens.min() < 0):
         raise ValueError
-    args.vocabulary = args.vocabulary or int(tokens.max()) + 1  # reads all: better to give it
+    args.vocabulary = args.vocabulary or int(tokens.max()) + 1
     windows = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)[:: args.context]
     held_out = min(1024, max(1, len(windows) // 20))  # the end
     return windows[:-held_out], windows[-held_out:]
@@ -341,12 +343,12 @@ def add_gradients(called, tokens, args, scaler):
 def validate(model, held_out, args):
     """Mean loss per token of what was not trained on, of which each rank takes a share."""
     model.eval()
-    sums = torch.zeros(2, device=args.device)
+    sums = torch.zeros(2)
     for first in range(0, len(held_out), args.micro * args.ranks):  # as many passes on every rank
         rows = [*range(first + args.rank, len(held_out), args.ranks)][: args.micro]
         tokens = held_out[rows or [0]].astype(np.int64)  # without a row, it computes for the others
         loss = loss_of(model, torch.from_numpy(tokens).to(args.device), args)
-        sums += len(rows) * torch.stack([loss, torch.ones_like(loss)])
+        sums += len(rows) * torch.tensor([loss.item(), 1])
     model.train()
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
@@ -385,7 +387,7 @@ def train_model(args, model, called, optimizer, scaler, start, data, held_out):
         print(f"{count:,} parameters, {args.precision}, {where}, from step {start}", flush=True)
     told, background = [], dist.new_group(backend="gloo")  # for saving, while the ranks train
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.append(signal.signal(number, signal.SIG_DFL)))
+        signal.signal(number, lambda *_: told.append(True))
     saving, sums, since, clock = None, 0, start, time.perf_counter()
     bar = tqdm(total=args.steps, initial=start, disable=args.rank > 0 or not sys.stderr.isatty())
     with profiler_of(args) as profiler, bar:
@@ -442,7 +444,7 @@ def train_model(args, model, called, optimizer, scaler, start, data, held_out):
 def generate(model, tokens, count, ids, temperature=0.8, seed=0):
     """`tokens`, (batch, length), and `count` more in each row, all below `ids`."""
     model.eval()
-    caches, new = [[] for _ in model.blocks], tokens
+    caches, new = [deque() for _ in model.blocks], tokens  # fully_shard would copy lists
     dice = torch.Generator(tokens.device).manual_seed(seed)
     for _ in range(count):
         scores = model(new, caches)[:, -1, :ids].float() / temperature

@@ -22,7 +22,7 @@ from test_rungs import run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchladder.launching import LaunchError
+from torchladder.launching import LaunchError, launch
 
 long = pytest.mark.long
 PROGRAM = ROOT / "rungs" / "gpt.py"
@@ -327,6 +327,20 @@ def test_the_flops_are_those_that_pytorch_counts(gpt):
         needed, computed = gpt.flops_of(args, model)
         assert counted.get_total_flops() == computed * 2 * 196
         assert (computed > needed) == bool(options)
+
+
+@pytest.mark.slow
+def test_a_sharded_model_draws_what_a_whole_one_draws(gpt):
+    first, sure = torch.arange(10)[:, None], {"count": 20, "ids": 26, "temperature": 1e-4}
+
+    def drawn():
+        program = SimpleNamespace(**runpy.run_path(str(PROGRAM), run_name="read"))
+        model, args = new_model(program, parallel="fsdp", ranks=2)
+        return program.generate(program.parallelize(model, args), first, **sure)
+
+    whole = gpt.generate(new_model(gpt)[0], first, **sure)
+    assert len(whole.unique()) > 5
+    assert all(torch.equal(part, whole) for part in launch(drawn, timeout=300))
 
 
 @pytest.mark.slow
