@@ -60,7 +60,7 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
     "recompute": (False, "recompute activations in the backward pass: a third more work"),
     "log_every": (50, "steps between two lines and validations"),
     "save_every": (250, "steps between two checkpoints, of which two are kept"),
-    "peak": (0.0, "TFLOP/s of a device, for MFU; 0: measured, by a product that takes 0.5 GB"),
+    "peak": (0.0, "TFLOP/s of a device, for MFU; 0: measured by a matrix product"),
     "profile": (False, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
@@ -166,9 +166,7 @@ def flops_of(args, model):
 
 def read_sequences(args):
     """Token ids to train on and to validate with: two arrays of (count, context + 1)."""
-    if (
-        args.data.suffix == ".npz"
-    ):  # pictures: averaged to 14 x 14, 16 grey levels, after their class
+    if args.data.suffix == ".npz":  # pictures: 14 x 14 means in 16 grey levels, after their class
         parts, arrays = [], np.load(args.data)
         for split in ("train", "test"):
             blocks = arrays[f"{split}_images"].reshape(-1, SIDE, 2, SIDE, 2)
@@ -195,6 +193,8 @@ def batches(train, args, done, rank, ranks):
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train))
         mine = order[place * args.batch :][: args.batch][rank::ranks]
         ids = torch.from_numpy(train[mine].astype(np.int64))
+        if ids.max() >= args.vocabulary:  # on a GPU, the embedding would not say which
+            sys.exit(f"--vocabulary {args.vocabulary}: the data has the id {ids.max()}")
         yield ids.pin_memory() if args.device.type == "cuda" else ids  # copied beside computing
 
 
@@ -255,6 +255,8 @@ def measure_peak(args):
         begin = time.perf_counter()
         (one @ one)[0, 0].item()  # waits for it
         seconds.append(time.perf_counter() - begin)
+    if args.device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats()  # the product is not training's
     return 2 * size**3 / min(seconds)
 
 
@@ -503,12 +505,8 @@ def parse():
     for name, (default, what) in OPTIONS.items():
         kind = {"type": type(default)} if default is not False else {"action": "store_true"}
         fixed = "; fixed once a run has begun" if name in STAYS else ""
-        add(
-            f"--{name.replace('_', '-')}",
-            default=default,
-            help=f"{what} ({default}{fixed})",
-            **kind,
-        )
+        option, text = f"--{name.replace('_', '-')}", f"{what} ({default}{fixed})"
+        add(option, default=default, help=text, **kind)
     file = parser.parse_known_args()[0].out / "settings.json"
     if file.is_file():  # what is not given stays as it was
         parser.set_defaults(**json.loads(file.read_text()))

@@ -246,6 +246,8 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         assert "pickle" not in done.stderr
     assert sorted(whole.rglob("*")) == before
     assert not list(tmp_path.iterdir())
+    few = ["--out", tmp_path / "few", "--data", tokens, *SMALL, "--vocabulary", 7]
+    assert "--vocabulary 7: the data has the id 7" in run_here(PROGRAM, *few).stderr
 
 
 def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens, tmp_path):
