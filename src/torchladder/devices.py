@@ -1,7 +1,5 @@
 """The i-th GPU, all of them, the device that a person has named, or GPUs that are not there."""
 
-from contextlib import AbstractContextManager
-
 import torch
 
 from torchclinic.machine import why_no_cuda
@@ -61,13 +59,13 @@ def named_device(name: str | torch.device) -> torch.device:
     )
 
 
-def simulated_gpus() -> AbstractContextManager:
+def simulated_gpus() -> torch.utils._python_dispatch.TorchDispatchMode:
     """Inside it, tensors have no data and can be on any GPU, also on one that is not here.
 
     PyTorch's private ``FakeTensorMode``: use it to learn, not in your programs.
     """
     from torch._subclasses import fake_tensor
 
-    # Else, on a machine with one GPU, cuda:1 is looked for.
+    # Where there is a GPU, torch would make a tensor on the real one of that number, too.
     fake_tensor.init_gpu_context = lambda device: None
     return fake_tensor.FakeTensorMode()
