@@ -17,22 +17,14 @@ import torch
 import torch._dynamo
 from running import pretend
 from torch import nn
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchclinic import machine
 from torchclinic.machine import cpu_memory, device_table, why_no_cuda
 from torchclinic.where import find_mismatch, where_is
-from torchladder.devices import named_device, try_all_gpus, try_gpu
+from torchladder.devices import named_device, simulated_gpus, try_all_gpus, try_gpu
 
 CPU, META, MPS = torch.device("cpu"), torch.device("meta"), torch.device("mps")
 CUDA0, CUDA1 = torch.device("cuda:0"), torch.device("cuda:1")
-
-
-@pytest.fixture(autouse=True)
-def _fake_tensors_need_no_gpu(monkeypatch):
-    """Older versions of torch ask for memory on the real GPU of a fake tensor's number."""
-    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None, raising=False)
 
 
 @pytest.fixture
@@ -262,7 +254,7 @@ def test_what_to_leaves_behind_in_a_model_is_marked():
 
 
 def test_adams_step_counters_on_the_cpu_are_not_odd():
-    with FakeTensorMode():  # on a GPU that is not there
+    with simulated_gpus():  # on a GPU that is not there
         model = nn.Linear(4, 2, device="cuda:0")
         optimizer = torch.optim.Adam(model.parameters())
         for parameter in model.parameters():
@@ -274,7 +266,7 @@ def test_adams_step_counters_on_the_cpu_are_not_odd():
         "cpu: 2 tensors, 8 B",
         "the optimizer's step counters, which belong on cpu: 2",
     ]
-    with FakeTensorMode():
+    with simulated_gpus():
         optimizer.state[model.weight]["exp_avg"] = torch.zeros(2, 4)
     assert where_is(model, optimizer).odd == {"Adam.state[0]['exp_avg']": CPU}
 
@@ -291,7 +283,7 @@ def test_the_layer_left_behind_is_named_and_two_gpus_are_told_apart():
     assert "device" in found.error
     said = "linear in '2' (Linear) mixes devices:\n  argument 0 is on cpu"
     assert repr(found).startswith(said)
-    with FakeTensorMode():
+    with simulated_gpus():
         last = nn.Sequential(nn.Linear(3, 2, device="cuda:1"))
         model = nn.Sequential(nn.Linear(4, 3, device="cuda:0"), last)
         found = find_mismatch(model, torch.zeros(8, 4, device="cuda:0"))
@@ -309,7 +301,7 @@ class Parent(nn.Module):
 
 
 def test_a_plain_attribute_or_an_argument_that_meets_another_device_is_named():
-    with FakeTensorMode():
+    with simulated_gpus():
         there = torch.zeros(8, 4, device="cuda:0")
         model = nn.Sequential(Normalise())
         model[0].std = torch.ones(4, device="cuda:0")

@@ -1,4 +1,4 @@
-"""The i-th GPU, all of them, or the device that a person has named."""
+"""The i-th GPU, all of them, the device that a person has named, or GPUs that are not there."""
 
 import torch
 
@@ -57,3 +57,15 @@ def named_device(name: str | torch.device) -> torch.device:
         f"No GPU {device.index} here: this machine shows {count}, counted from 0. "
         "CUDA_VISIBLE_DEVICES limits and renumbers what PyTorch sees."
     )
+
+
+def simulated_gpus() -> torch.utils._python_dispatch.TorchDispatchMode:
+    """Inside it, tensors have no data and can be on any GPU, also on one that is not here.
+
+    PyTorch's private ``FakeTensorMode``: use it to learn, not in your programs.
+    """
+    from torch._subclasses import fake_tensor
+
+    # Where there is a GPU, torch would make a tensor on the real one of that number, too.
+    fake_tensor.init_gpu_context = lambda device: None
+    return fake_tensor.FakeTensorMode()
