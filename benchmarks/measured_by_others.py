@@ -61,9 +61,11 @@ def read(lines: Iterable[str] | None = None) -> dict[str, dict]:
 def check(rows: dict[str, dict]) -> None:
     """Refuse a row that lacks what its number needs to be compared, or to be found again."""
     for name, row in rows.items():
-        needed = ["source", "measured", "value", "unit"]
-        needed += NEEDED.get(row["kind"], ["kind"]) if not row["left_out"] else []
-        missing = [field for field in needed if row[field] == "" or field == "kind"]
+        needed = () if row["left_out"] else NEEDED.get(row["kind"], ())
+        missing = ["known kind"] * (row["kind"] not in NEEDED)
+        missing += [
+            field for field in ("source", "measured", "value", "unit", *needed) if row[field] == ""
+        ]
         if missing:
             raise ValueError(
                 f"Row {name} has no {' and no '.join(missing)}: fill it in, or say in left_out "
