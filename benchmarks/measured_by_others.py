@@ -218,7 +218,7 @@ def figure():
                 name = kind.replace("speed-up over ", "").replace("all-reduce", "").strip()
                 x, y = 0.42, 0.06 + 0.11 * place
                 ax.plot(x, y, "o", color=style["color"], markersize=5, transform=ax.transAxes)
-                text = name or "1 MiB and more"
+                text = name or "from 1 MiB"
                 ax.text(x + 0.04, y, text, transform=ax.transAxes, va="center", fontsize=8)
         values = [value / size for kind in kinds for row in of(kind) for value in row[1:]]
         ends = min(values) / 1.5, max(values) * 1.5
