@@ -84,36 +84,6 @@ def test_the_page_explains_the_furthest_row_of_each_kind_and_links_to_every_row(
     assert [name for name in every if f"[{name}](https://" not in table] == []
 
 
-def test_the_numbers_in_the_text_of_the_page_are_those_of_the_rows():
-    page = (ROOT / "book/are_the_numbers_right.md").read_text(encoding="utf-8")
-    page, rows = " ".join(page.split()), measured_by_others.read()
-
-    def times(name):
-        rates = (
-            measured_by_others.throughput(row) for row in (rows[name], rows[rows[name]["base"]])
-        )
-        return f"{next(rates) / next(rates):.2f}"
-
-    ring = 14 * measured_by_others.preset("a100")[0] * 1e6
-    mpt, peak = rows["mpt-a100_40gb-13b-2048-16"], measured_by_others.of("share of the peak")
-    used = next(got for row, _, got in peak if row["id"] == "lambda-resnet-H100SXM5")
-    slow, fast = (rows[f"mle-h200-{size}"]["value"] for size in (2**20, 2**34))
-    for told in (
-        f"{times('lambda-4x2080Ti_trt-large')} and {times('lambda-4x2080Ti_trt2-large')} times",
-        f"{times('lambda-8x2080Ti_trt-large')} and {times('lambda-8x2080Ti_trt2-large')}.",
-        f"`lambda-2x2080TiNVlink_trt2-large` {times('lambda-2x2080TiNVlink_trt2-large')} times",
-        f"of 2022 is {times('lambda-8xA100_80GB_SXM4_v1-large')} times",
-        f"of 2021 {times('lambda-8xA100_80GB_SXM4-large')} times",
-        f"`nv-bert-512-fp16-mixed-8` {times('nv-bert-512-fp16-mixed-8')} times",
-        f"rises from {slow:.0f} GB/s for 1 MiB to {fast:.0f} for 16 GiB",
-        f"take {ring:.0f} µs; measured were {rows['mle-a100-32768']['value']:.0f}.",
-        f"computes {mpt['batch']:.0f} sequences",
-        f"computes {rows[mpt['base']]['batch']:.0f}.",
-        f"ResNet-50 uses {100 * used:.0f} % of an H100",
-    ):
-        assert told in page
-
-
 def test_the_figure_has_a_dot_for_each_row():
     dots = chain.from_iterable(ax.collections for ax in measured_by_others.figure().axes)
     drawn = [len(part.get_offsets()) for part in dots if isinstance(part, PathCollection)]

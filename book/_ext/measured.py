@@ -1,7 +1,8 @@
 """Numbers and tables of what others have measured, by the formulas as they are at this build.
 
 The role ``measured`` writes one number: {measured}`memory: within`. After the kind, "aside" takes
-only the rows kept aside, "put back" also those left out because they contradict others. The
+only the rows kept aside, "put back" also those left out because they contradict others. Of one row
+it writes a field, {measured}`ignite-2: gpus`, or how many "times" as fast it is as its base. The
 directive writes the ``figure``, the table of ``kinds``, or all ``rows``, folded.
 """
 
@@ -24,6 +25,8 @@ KINDS = [*chain(*table.PANELS.values()), "FLOPs"]
 class Number(SphinxRole):
     def run(self):
         kind, _, what = self.text.partition(": ")
+        if row := table.read().get(kind):
+            return [nodes.Text(times(row) if what == "times" else f"{row[what]:g}")], []
         return [nodes.Text(numbers(kind)[what])], []
 
 
@@ -79,6 +82,10 @@ def rows():
         yield "|".join(["", *[" ---: " if word[-1] == "d" else " --- " for word in head], ""])
         yield from (f"| {' | '.join(row)} |" for row in cells)
         yield ":::"
+
+
+def times(row):
+    return f"{table.throughput(row) / table.throughput(table.read()[row['base']]):.2f}"
 
 
 def link(row):
