@@ -216,7 +216,7 @@ def figure():
                 ax.scatter(*zip(*points, strict=True), marker=marker, **style)
             if len(kinds) > 1:
                 name = kind.replace("speed-up over ", "").replace("all-reduce", "").strip()
-                x, y = 0.42, 0.06 + 0.11 * place
+                x, y = 0.5, 0.06 + 0.11 * place
                 ax.plot(x, y, "o", color=style["color"], markersize=5, transform=ax.transAxes)
                 text = name or "from 1 MiB"
                 ax.text(x + 0.04, y, text, transform=ax.transAxes, va="center", fontsize=8)
