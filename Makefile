@@ -18,7 +18,7 @@ BOOK = $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package coverage refresh record pack kaggle test-hosted test-oldest test-long bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site quick lint notebooks package coverage refresh measure record pack kaggle test-hosted test-oldest test-long bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ test-site: $(VENV)/tested  ## build the site from scratch and test it, also in a
 
 refresh: venv  ## run every chapter and store its outputs
 	$(BIN)/python tools/refresh.py
+
+measure: venv  ## measure this machine's GPUs for the book's table; minutes: make measure LINK=pcie3 PEAK=65
+	$(BIN)/python benchmarks/measure_here.py --link="$(LINK)" --peak="$(PEAK)"
 
 record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
 	$(BIN)/python tools/record.py $(MACHINE)

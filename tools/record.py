@@ -131,15 +131,14 @@ def cleaner():
 
 
 def parts_of_the_book() -> dict[str, Path]:
-    """The files with GPU tests and the notebooks: first what only a GPU shows."""
+    """The files with GPU tests, then the notebooks."""
     tests = [
         path
         for path in sorted((ROOT / "tests").glob("**/test_*.py"))
         if re.search(r"\bmark\.(multi)?gpu\b", path.read_text(encoding="utf-8"))
     ]
-    notebooks = sorted(NOTEBOOKS.glob("*.ipynb"), key=lambda path: not path.stem.startswith("gpu_"))
     files = {str(path.relative_to(ROOT)): path for path in tests}
-    return files | {path.stem: path for path in notebooks}
+    return files | {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
 
 
 def prepare_environment(folder: Path) -> None:
