@@ -62,6 +62,9 @@ def sizes_of(row: dict, **options) -> will_it_fit.Transformer:
     if row["rung"] == "fsdp" and precision.endswith("mixed"):
         precision = "bf16"
     sizes = {key: int(row[key]) for key in SIZES}
+    if row["mlp"]:  # only the rows of Llama have it
+        sizes |= {"kv_heads": int(row["kv_heads"]), "mlp": int(row["mlp"]), "block": "llama"}
+        sizes["tied"] = transformer(**sizes).parameters == row["parameters"]
     fused = row["attention"] == "fused"
     return transformer(**sizes, precision=precision, fused_attention=fused, **options)
 
