@@ -53,8 +53,16 @@ def number(text: str) -> float | str:
 
 def preset(link: str) -> tuple[float, float]:
     """Seconds a message and bytes a second, as the page's calculator has them."""
-    found = re.search(rf'value: {link},.*latency: "(.*?)", bandwidth: "(.*?)"', PAGE.read_text())
+    numbers = rf'value: {link},.*latency: "(.*?)", (?:far_)?bandwidth: "(.*?)"'
+    found = re.search(numbers, PAGE.read_text())
     return float(found[1]) * 1e-6, float(found[2]) * 1e9
+
+
+def reached(row: dict) -> float:
+    """The share of the peak that the page has for a kind of model and a family of cards."""
+    family = row["gpu"].split()[0]
+    found = re.search(rf'text: {family} .*reached: "(.*?)", conv: "(.*?)"', PAGE.read_text())
+    return float(found[1 if row["layers"] else 2]) / 100
 
 
 def sizes_of(row: dict, **options) -> will_it_fit.Transformer:
@@ -122,7 +130,10 @@ def ratios() -> Iterator[tuple[str, dict, float]]:
     """Kind, row, and predicted divided by measured; for all-reduces and speed, of the times."""
     rows = read()
     for row in rows.values():
+        # "half" is checkpointing of single operations, every second product: no formula has it.
         if row["left_out"] or row["kind"] == "context":
+            continue
+        if row["kind"] == "memory" and row["checkpointing"] == "half":
             continue
         if row["kind"] == "memory":
             yield "memory", row, memory(row) / (row["value"] * UNITS[row["unit"]])
@@ -148,8 +159,9 @@ def speeds(row: dict, rows: dict) -> Iterator[tuple[str, dict, float]]:
         share = work(row) * throughput(row) / row["gpus"] / (row["peak"] * 1e12)
         if row["mfu"]:
             yield "FLOPs", row, share / (row["mfu"] / 100)
-        if not row["base"]:
-            yield "share of the peak", row, share / 0.3
+        if not row["base"] and row["precision"] != "fp32":  # the page has the peaks of 16 bits
+            again = {"all": 4 / 3, "half": 7 / 6}.get(row["checkpointing"], 1)
+            yield "share of the peak", row, share * again / reached(row)
 
 
 def spread(found: list[float], within: float = 0.2) -> tuple[int, float, float]:

@@ -101,7 +101,11 @@ def test_models_of_today_have_their_published_parameters(name):
     tables, *sizes, parameters = PUBLISHED[name]
     keys = ("layers", "hidden", "heads", "kv_heads", "mlp", "head_size", "vocabulary")
     block = "qwen3" if "qwen3" in name else "llama"
-    options = dict(zip(keys, sizes)) | {"block": block, "tied": tables == 1, "sequence": 100}
+    options = dict(zip(keys, sizes, strict=True)) | {
+        "block": block,
+        "tied": tables == 1,
+        "sequence": 100,
+    }
     found = transformer(**options)
     assert found.parameters == parameters
     assert found.root == tables * options["vocabulary"] * options["hidden"] + options["hidden"]
@@ -135,7 +139,7 @@ class Block(nn.Module):
     def forward(self, x, angles, fused):
         normed = self.norms[0](x)
         q, k, v = (self.of[n](normed).unflatten(2, (-1, self.head)) for n in "qkv")
-        q, k = (rotated(norm(each), angles) for norm, each in zip(self.qk, (q, k)))
+        q, k = rotated(self.qk[0](q), angles), rotated(self.qk[1](k), angles)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if fused:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.again > 1)
@@ -170,9 +174,9 @@ def saved(sizes, precision, fused, sequence=40):
             storages[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            net(x.requires_grad_() * 1, angles, fused)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        net(x.requires_grad_() * 1, angles, fused)
     return sum(storage.nbytes() for storage in storages.values())
 
 
