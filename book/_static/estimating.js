@@ -13,12 +13,10 @@ const estimating = (() => {
     "bf16-master": precision(2, 2, 4, 4, 2, 2),
   };
 
-  function memory_per_gpu(parameters, options = {}) {
-    const {
-      rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0,
-      batch = 1, largest_block = parameters, root = 0, first = true, machines = 1, lora = null,
-      frozen_bytes = 2,
-    } = options;
+  function memory_per_gpu(parameters, {
+    rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0, batch = 1,
+    largest_block = parameters, root = 0, first = true, machines = 1, lora = null, frozen_bytes = 2,
+  } = {}) {
     const size = PRECISIONS[precision];
     const sharded = rung === "fsdp" || rung === "hsdp";
     const shards = sharded ? gpus / machines : 1;
@@ -27,12 +25,9 @@ const estimating = (() => {
     const each = optimizer === "adam-8bit" ? 1 : size.state;
     const states = replica ? 0 : STATES[optimizer] * each + size.master;
     const copy = optimizer === "adam" && !(replica || size.master);
-    let communication = 0;
-    if (rung === "ddp" || (rung === "dp" && gpus > 1 && first))
-      communication = size.gradient * trained;
-    if (sharded)
-      communication = ((root + Math.min(2 * largest_block, parameters - root)) / parameters) *
-        (trained * (size.cast + size.gradient) + frozen);
+    const share = (root + Math.min(2 * largest_block, parameters - root)) / parameters;
+    const second_set = rung === "ddp" || (rung === "dp" && gpus > 1 && first) ? size.gradient * trained : 0;
+    const communication = sharded ? share * (trained * (size.cast + size.gradient) + frozen) : second_set;
     const memory = {
       parameters: (size.parameter * trained + frozen) / shards,
       gradients: (size.gradient * trained) / shards,
@@ -67,7 +62,7 @@ const estimating = (() => {
     const position = size * (2 * wide + 2 * keys + (gpt ? 2 : 4) * m) + (2 * stream + outputs) * h +
       (qwen ? stream * (wide + kv) : 0);
     const layer = position * s + (fused_attention ? 0 : scores * heads * s * s);
-    const [ends, logits] = [(size + stream + (gpt ? 1 : 0)) * s * h, 12 * s * vocabulary];
+    const [ends, logits] = [(size + stream + gpt) * s * h, 12 * s * vocabulary];
     const activation_bytes = ends + (checkpointing
       ? layers * stream * s * h + Math.max(layer, logits) : layers * layer + logits);
 
@@ -76,8 +71,8 @@ const estimating = (() => {
     const flops = products * (parameters - lookup) * s + pairs * layers * wide * s * s;
     const lora_attention = layers * (4 * h + 2 * (wide + kv));
     const lora = lora_attention + layers * (gpt ? 2 : 3) * (h + m);
-    const cached = 2 * layers * kv;
-    return { parameters, largest_block: one, root, activation_bytes, flops, lookup, cached, lora, lora_attention };
+    const found = { parameters, largest_block: one, root, activation_bytes, flops, lookup };
+    return { ...found, cached: 2 * layers * kv, lora, lora_attention };
   }
 
   function all_reduce_seconds(nbytes, world_size, latency, bandwidth) {
@@ -85,10 +80,9 @@ const estimating = (() => {
     return messages * latency + ((messages / world_size) * nbytes) / bandwidth;
   }
 
-  function speed_up(computing, nbytes, world_size, latency, bandwidth, options = {}) {
-    const {
-      overlap = 0, scaling = "weak", rung = "ddp", machines = 1, network = [0, Infinity], gradients = nbytes,
-    } = options;
+  function speed_up(computing, nbytes, world_size, latency, bandwidth, {
+    overlap = 0, scaling = "weak", rung = "ddp", machines = 1, network = [0, Infinity], gradients = nbytes,
+  } = {}) {
     const own = scaling === "weak" ? computing : computing / world_size;
     const hybrid = rung === "hsdp" && machines > 1;
     const slowest = [Math.max(latency, network[0]), Math.min(bandwidth, network[1])];

@@ -144,10 +144,9 @@
     // A number changed by hand makes its preset "own". The link may be another one than the GPU's.
     for (const { dataset } of choices)
       if (name in direct(dataset.name, text(dataset.name)) && !field.options) put(dataset.name, "own");
-    if (target.options && target.value === "own")
-      for (const { dataset } of target.options)
-        for (const set of Object.keys(JSON.parse(dataset.set)))
-          for (const known of fields.get(set)) known.closest("details")?.setAttribute("open", "");
+    const all_sets = target.value === "own" ? [...target.options].map(({ value }) => direct(name, value)) : [];
+    for (const set of Object.keys(Object.assign({}, ...all_sets)))
+      fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
     if (target.options) putAll(sets(name));
     if (COUNTED.includes(name))
       putAll(Object.entries(counted()).map(([set, value]) => [set, write(value, { count: true })]));
@@ -209,8 +208,7 @@
   /** For LoRA, the numbers in the adapters, and the bytes of each other weight. */
   function adapters() {
     if (text("kind") !== "transformer" || text("train") !== "lora") return {};
-    const { [text("matrices")]: ranks } = transformer("bf16");
-    return { lora: number("rank") * ranks, frozen_bytes: number("bits") / 8 };
+    return { lora: number("rank") * transformer("bf16")[text("matrices")], frozen_bytes: number("bits") / 8 };
   }
 
   /** A function from the number of GPUs to the memory of each column of the table. */
@@ -220,12 +218,10 @@
     const options = { ...oneSample(precision), ...how, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
     const { activation_bytes } = oneSample(precision.replace("-mixed", ""));
-    const sharded = (rung) => ({ rung, activation_bytes });
-    const rungs = [{ rung: "dp" }, { rung: "dp", first: false }, { rung: "ddp" }, sharded("fsdp")];
-    return (gpus) => {
-      const all = [...rungs.map((rung) => ({ ...rung, gpus })), { ...sharded("hsdp"), gpus, machines: machines(gpus) }];
-      return [{}, ...all].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
-    };
+    return (gpus) => [
+      {}, { rung: "dp", gpus }, { rung: "dp", gpus, first: false }, { rung: "ddp", gpus },
+      { rung: "fsdp", gpus, activation_bytes }, { rung: "hsdp", gpus, activation_bytes, machines: machines(gpus) },
+    ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
   /** A tenth of a GPU is left for what the formulas leave out. */
@@ -311,11 +307,11 @@
   function rates(gpus, gain, seconds) {
     const samples = (gain * number("batch")) / seconds;
     const tokens = samples * (text("kind") === "transformer" ? number("sequence") : 1);
+    const [hours, price] = [number("amount") / tokens / 3600, number("price")];
     const share = (flops) => rough((100 * flops * samples) / (gpus * number("peak") * 1e12));
-    const hours = number("amount") / tokens / 3600;
-    const money = number("price") && phrase("money", { money: rough(hours * gpus * number("price")) });
     const shares = { mfu: share(work({ checkpointing: false })), hfu: share(work()) };
-    return { samples: rough(samples), tokens: rough(tokens), hours: rough(hours), money: money || "", ...shares };
+    const money = price ? phrase("money", { money: rough(hours * gpus * price) }) : "";
+    return { samples: rough(samples), tokens: rough(tokens), hours: rough(hours), money, ...shares };
   }
 
   function showSpeed(table, says, figure) {
@@ -323,13 +319,12 @@
     const [have, on, { lora = params, frozen_bytes = 0 }] = [number("memory") * 1e9, memories(), adapters()];
     const size = estimating.PRECISIONS[text("precision")];
     const [gradients, weights] = [size.gradient * lora, size.cast * lora + frozen_bytes * params];
-    const sharded = (2 * weights + gradients) / 3;
-    const bytes = { ddp: gradients, fsdp: sharded, hsdp: sharded };
+    const bytes = (rung) => (rung === "ddp" ? gradients : (2 * weights + gradients) / 3);
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
     const network = [number("far_latency") / 1e6, number("far_bandwidth") * 1e9];
     const options = { overlap: number("overlap"), scaling: text("scaling"), network, gradients };
     const gain = (n, rung) =>
-      estimating.speed_up(seconds, bytes[rung], n, ...link, { ...options, rung, machines: machines(n) });
+      estimating.speed_up(seconds, bytes(rung), n, ...link, { ...options, rung, machines: machines(n) });
     const kind = (n, rung) => verdict(on(n)[COLUMNS[rung]], have);
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
@@ -357,10 +352,9 @@
     says.textContent = [phrase(first, gaps(chosen, lead ?? "ddp")), ...others].join(" ");
     says.dataset.verdict = faster ? kind(chosen, lead) : "not";
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
-    const rate = lead && phrase(`rate-${text("kind")}`,
-      { ...gaps(chosen, lead), ...rates(chosen, gain(chosen, lead), seconds) });
-    one(".speed-sent p").textContent =
-      [phrase("alone", { ms: inMs(1e3 * seconds), ...sent }), rate ?? ""].join(" ").trim();
+    const told = lead && { ...gaps(chosen, lead), ...rates(chosen, gain(chosen, lead), seconds) };
+    one(".speed-sent p").textContent = phrase("alone", { ms: inMs(1e3 * seconds), ...sent }) +
+      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "");
     drawCurve(figure, [1, ...counts], gain);
   }
 
@@ -368,18 +362,17 @@
 
   function showServing(table, says) {
     if (text("kind") !== "transformer") throw new Wrong(phrase("only-transformers"));
-    const [memory, bandwidth] = [number("memory") * 1e9, number("reads") * 1e9];
-    const found = { have: inBytes(memory), context: text("context") };
-    for (const [row, bits] of [16, 8, 4].entries()) {
-      const options = { tokens: number("context"), memory, bandwidth, bits };
-      const { weights, cache, requests, one, all } = estimating.serving(transformer("bf16"), options);
-      const words = [inBytes(weights), fixed(requests), rough(one), rough(all)];
-      words.forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word));
-      if (text("weight_bits") === String(bits))
-        Object.assign(found, { weights: words[0], requests, count: words[1], one: words[2], all: words[3], cache: inBytes(cache) });
-    }
-    says.textContent = phrase(found.requests ? "serves" : "serves-not", found);
-    says.dataset.verdict = found.requests ? "fits" : "not";
+    const options = { memory: number("memory") * 1e9, bandwidth: number("reads") * 1e9, tokens: number("context") };
+    const answers = [16, 8, 4].map((bits, row) => {
+      const found = estimating.serving(transformer("bf16"), { ...options, bits });
+      const { weights, requests, one, all } = found;
+      const words = { weights: inBytes(weights), count: fixed(requests), one: rough(one), all: rough(all) };
+      Object.values(words).forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word));
+      return { ...found, ...words, cache: inBytes(found.cache), have: inBytes(options.memory) };
+    });
+    const chosen = answers[fields.get("weight_bits")[0].selectedIndex];
+    says.textContent = phrase(chosen.requests ? "serves" : "serves-not", chosen);
+    says.dataset.verdict = chosen.requests ? "fits" : "not";
   }
 
   /** Speed-up against the number of GPUs, both logarithmic: perfect scaling is a straight line. */
