@@ -94,9 +94,9 @@ const estimating = (() => {
   }
 
   function serving(model, { tokens, memory, bandwidth, bits = 16, cache_bytes = 2 }) {
-    const [weights, cache] = [(model.parameters * bits) / 8, model.cached * cache_bytes * tokens];
+    const weights = ((model.parameters - model.root) * bits) / 8 + 2 * model.root;
+    const [cache, read] = [model.cached * cache_bytes * tokens, weights - 2 * model.lookup];
     const requests = Math.max(0, Math.floor((0.9 * memory - weights) / cache));
-    const read = ((model.parameters - model.lookup) * bits) / 8;
     const rate = (n) => (requests ? (n * bandwidth) / (read + n * cache) : 0);
     return { weights, cache, requests, one: rate(1), all: rate(requests) };
   }

@@ -208,7 +208,9 @@
   /** For LoRA, the numbers in the adapters, and the bytes of each other weight. */
   function adapters() {
     if (text("kind") !== "transformer" || text("train") !== "lora") return {};
-    return { lora: number("rank") * transformer("bf16")[text("matrices")], frozen_bytes: number("bits") / 8 };
+    const { parameters, root, [text("matrices")]: ranks } = transformer("bf16");
+    const table = root / parameters; // stays in 16 bits
+    return { lora: number("rank") * ranks, frozen_bytes: (number("bits") / 8) * (1 - table) + 2 * table };
   }
 
   /** A function from the number of GPUs to the memory of each column of the table. */

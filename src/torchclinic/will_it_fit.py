@@ -124,7 +124,7 @@ def memory_per_gpu(
     lora : float, optional
         Train only adapters, with so many numbers in all (see `Transformer`).
     frozen_bytes : float
-        LoRA: of each frozen weight; 0.5 in 4 bits. It has no gradient and no state.
+        LoRA: of each frozen weight, on average. It has no gradient and no state.
 
     Notes
     -----
@@ -444,7 +444,8 @@ def serving(
     memory, bandwidth : float
         Bytes, of which a tenth stays free, and bytes a second.
     bits, cache_bytes : float
-        Of a weight, and of a number in the cache.
+        Of a weight in the layers, and of a number in the cache. Tables of embeddings keep 16 bits,
+        as bitsandbytes, GPTQ and AWQ leave them; the scales of the others are left out.
 
     Notes
     -----
@@ -459,9 +460,10 @@ def serving(
     >>> found.requests, round(found.one), round(found.all)
     (52, 127, 1497)
     """
-    weights, cache = model.parameters * bits / 8, model.cached * cache_bytes * tokens
+    weights = (model.parameters - model.root) * bits / 8 + 2 * model.root
+    cache = model.cached * cache_bytes * tokens
     requests = max(0, int((0.9 * memory - weights) // cache))
-    read = (model.parameters - model.lookup) * bits / 8
+    read = weights - 2 * model.lookup
     one, each = (n * bandwidth / (read + n * cache) if requests else 0.0 for n in (1, requests))
     return Serving(weights, cache, requests, one, each)
 
