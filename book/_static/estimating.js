@@ -25,9 +25,10 @@ const estimating = (() => {
     const each = optimizer === "adam-8bit" ? 1 : size.state;
     const states = replica ? 0 : STATES[optimizer] * each + size.master;
     const copy = optimizer === "adam" && !(replica || size.master);
-    const share = (root + Math.min(2 * largest_block, parameters - root)) / parameters;
+    const gathered = root + Math.min(2 * largest_block, parameters - root);
     const second_set = rung === "ddp" || (rung === "dp" && gpus > 1 && first) ? size.gradient * trained : 0;
-    const communication = sharded ? share * (trained * (size.cast + size.gradient) + frozen) : second_set;
+    const communication = sharded
+      ? gathered * ((trained * (size.cast + size.gradient) + frozen) / parameters) : second_set;
     const memory = {
       parameters: (size.parameter * trained + frozen) / shards,
       gradients: (size.gradient * trained) / shards,

@@ -170,8 +170,8 @@ def memory_per_gpu(
     communication = 0.0
     if sharded:
         two = parameters if largest_block is None else 2 * largest_block
-        share = (root + min(two, parameters - root)) / parameters
-        communication = share * (trained * (size.cast + size.gradient) + frozen)
+        each_number = (trained * (size.cast + size.gradient) + frozen) / parameters
+        communication = (root + min(two, parameters - root)) * each_number
     elif rung == "ddp" or (rung == "dp" and gpus > 1 and first):
         communication = float(size.gradient * trained)
     return Memory(
