@@ -271,7 +271,8 @@ def transformer(
     vocabulary twice and a batch of positions as large as the hidden size.
 
     FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
-    ``12 layers hidden sequence``. With checkpointing, a third more.
+    ``12 layers hidden sequence``. Looking up a row of a table of its own takes none. With
+    checkpointing, a third more.
 
     Examples
     --------
@@ -290,8 +291,7 @@ def transformer(
     vectors = wide + 2 * kv + m + 6 * h if gpt else 2 * h  # biases, norms
     if block == "qwen3":
         vectors += 2 * wide / heads
-    attention, gated = 2 * h * (wide + kv), (2 if gpt else 3) * h * m
-    one = attention + gated + vectors
+    one = 2 * h * (wide + kv) + (2 if gpt else 3) * h * m + vectors  # attention, MLP
     root = (table + s * h + 2 * h) if gpt else (table + h)
     lookup = 0 if tied else table
     parameters = layers * one + root + lookup
