@@ -95,8 +95,16 @@ def number(text: str) -> float | str:
 
 def preset(link: str) -> tuple[float, float]:
     """Seconds a message and bytes a second, as the page's calculator has them."""
-    found = re.search(rf'value: {link},.*latency: "(.*?)", bandwidth: "(.*?)"', PAGE.read_text())
+    numbers = rf'value: {link},.*latency: "(.*?)", (?:far_)?bandwidth: "(.*?)"'
+    found = re.search(numbers, PAGE.read_text())
     return float(found[1]) * 1e-6, float(found[2]) * 1e9
+
+
+def reached(row: dict) -> float:
+    """The share of the peak that the page has for a kind of model and a family of cards."""
+    family = row["gpu"].split()[0]
+    found = re.search(rf'text: {family} .*reached: "(.*?)", conv: "(.*?)"', PAGE.read_text())
+    return float(found[1 if row["layers"] else 2]) / 100
 
 
 def sizes_of(row: dict, **options) -> will_it_fit.Transformer:
@@ -104,6 +112,9 @@ def sizes_of(row: dict, **options) -> will_it_fit.Transformer:
     if row["rung"] == "fsdp" and precision.endswith("mixed"):
         precision = "bf16"
     sizes = {key: int(row[key]) for key in SIZES}
+    if row["mlp"]:  # only the rows of Llama have it
+        sizes |= {"kv_heads": int(row["kv_heads"]), "mlp": int(row["mlp"]), "block": "llama"}
+        sizes["tied"] = transformer(**sizes).parameters == row["parameters"]
     fused = row["attention"] == "fused"
     return transformer(**sizes, precision=precision, fused_attention=fused, **options)
 
@@ -184,8 +195,9 @@ def speeds(row: dict, rows: dict) -> Iterator[tuple[str, dict, float, float]]:
         share = work(row) * throughput(row) / row["gpus"] / (row["peak"] * 1e12)
         if row["mfu"]:
             yield "FLOPs", row, share, row["mfu"] / 100
-        if not row["base"]:
-            yield "share of the peak", row, 0.3, share
+        if not row["base"] and row["precision"] != "fp32":  # the page has the peaks of 16 bits
+            again = {"all": 4 / 3, "half": 7 / 6}.get(row["checkpointing"], 1)
+            yield "share of the peak", row, reached(row), share * again
 
 
 def spread(found: Iterable[float], within: float = 0.2) -> tuple[int, float, float]:

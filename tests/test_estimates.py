@@ -7,9 +7,10 @@ page and what authors report of whole models.
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-from torchclinic.will_it_fit import memory_per_gpu, speed_up, transformer
+from torchclinic.will_it_fit import memory_per_gpu, serving, speed_up, transformer
 from torchladder.launching import launch
 
 KORTHIKANTI = {  # V. Korthikanti et al., 2022, arXiv:2205.05198, table 3
@@ -85,6 +86,114 @@ def test_gpt_2_is_twelve_blocks_embeddings_and_a_norm():
     assert more.activation_bytes - found.activation_bytes == 12 * 1024  # a logit and its gradient
 
 
+PUBLISHED = {  # tables, layers, hidden, heads, KV heads, MLP, head size, vocabulary, parameters
+    "llama 2": (2, 32, 4096, 32, 32, 11008, 128, 32000, 6_738_415_616),
+    "llama 3.2": (1, 16, 2048, 32, 8, 8192, 64, 128256, 1_235_814_400),
+    "llama 3.2, 3B": (1, 28, 3072, 24, 8, 8192, 128, 128256, 3_212_749_824),
+    "llama 3.1": (2, 32, 4096, 32, 8, 14336, 128, 128256, 8_030_261_248),
+    "llama 3.1, 70B": (2, 80, 8192, 64, 8, 28672, 128, 128256, 70_553_706_496),
+    "qwen3": (1, 36, 2560, 32, 8, 9728, 128, 151936, 4_022_468_096),
+    "qwen3, 32B": (2, 64, 5120, 64, 8, 25600, 128, 151936, 32_762_123_264),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_of_today_have_their_published_parameters(name):
+    tables, layers, hidden, heads, kv_heads, mlp, head, vocabulary, parameters = PUBLISHED[name]
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp}
+    sizes |= {"head_size": head, "vocabulary": vocabulary, "sequence": 100, "tied": tables == 1}
+    found = transformer(**sizes, block=name[:5].strip())
+    assert found.parameters == parameters
+    assert found.root == tables * vocabulary * hidden + hidden
+    products = 6 * (parameters - found.lookup) * 100  # looking up a row takes no FLOPs
+    assert found.flops == products + 12 * layers * heads * head * 100**2
+    frozen = transformer(**sizes, block=name[:5].strip(), frozen=True)
+    assert frozen.flops == pytest.approx(found.flops - products / 3)
+
+
+class Norm(nn.LayerNorm):
+    """What RMSNorm is on a GPU: it saves its input, which autocast has turned into float32."""
+
+    def forward(self, x):
+        return super().forward(x.to(self.weight.dtype))
+
+
+class Block(nn.Module):
+    """A layer of Llama or Qwen 3, with a matrix for each product, as their authors have it."""
+
+    def __init__(self, *, hidden, heads, kv_heads, mlp, head_size, block):
+        super().__init__()
+        self.head, self.again = head_size, heads // kv_heads
+        wide, kv = heads * head_size, kv_heads * head_size
+        sizes = {"q": (hidden, wide), "k": (hidden, kv), "v": (hidden, kv), "out": (wide, hidden)}
+        sizes |= {"gate": (hidden, mlp), "up": (hidden, mlp), "down": (mlp, hidden)}
+        self.of = nn.ModuleDict({n: nn.Linear(*io, bias=False) for n, io in sizes.items()})
+        widths = [hidden, hidden, *([head_size] * 2 if block == "qwen3" else [])]
+        self.norms = nn.ModuleList(Norm(width, bias=False) for width in widths)
+
+    def forward(self, x, angles, fused):
+        normed = self.norms[0](x)
+        q, k, v = (self.of[n](normed).unflatten(2, (-1, self.head)) for n in "qkv")
+        if len(self.norms) == 4:
+            q, k = self.norms[2](q), self.norms[3](k)
+        q, k, v = (each.transpose(1, 2) for each in (rotated(q, angles), rotated(k, angles), v))
+        if fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.again > 1)
+        else:
+            k, v = (each.repeat_interleave(self.again, 1) for each in (k, v))
+            y = (q @ k.mT).softmax(-1) @ v
+        x = x + self.of["out"](y.transpose(1, 2).flatten(2))
+        normed = self.norms[1](x)
+        return x + self.of["down"](F.silu(self.of["gate"](normed)) * self.of["up"](normed))
+
+
+def rotated(x, angles):
+    (a, b), (sin, cos) = x.float().chunk(2, dim=-1), angles
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).type_as(x)
+
+
+def saved(sizes, precision, fused, sequence=40):
+    """Bytes of the storages that a layer saves, without parameters, their casts, and angles."""
+    net = Block(**sizes).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    x = torch.randn(1, sequence, sizes["hidden"], dtype=net.norms[0].weight.dtype)
+    angles = torch.randn(2, sequence, 1, sizes["head_size"] // 2)
+    not_counted = {t.untyped_storage().data_ptr() for t in (*net.parameters(), angles)}
+    weights = {each.weight.shape for each in net.of.values()}
+    storages = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        is_cast = tensor.dim() == 2 and {tensor.shape, tensor.mT.shape} & weights
+        if storage.data_ptr() not in not_counted and not is_cast:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        net(x.requires_grad_() * 1, angles, fused)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("block", ["llama", "qwen3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize(("hidden", "mlp"), [(64, 176), (128, 320)])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_layer_of_today_saves_what_the_formula_says(block, precision, hidden, mlp, kv_heads):
+    s, heads = 40, 4
+    sizes = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp}
+    sizes |= {"head_size": hidden // 4 + 16, "block": block}
+    numbers = {"sequence": s, "vocabulary": 100, "precision": precision} | sizes
+    for fused in (True, False):
+        more = {"fused_attention": fused}
+        two, one = (transformer(layers=n, **numbers, **more).activation_bytes for n in (2, 1))
+        norms = 2 + (heads + kv_heads if block == "qwen3" else 0)
+        few = norms * (8 if precision != "bf16" else 4) + (4 * heads if fused else 0)
+        said = two - one + few * s  # mean and scale of a norm, the sum of a row of scores
+        if precision == "bf16-mixed" and not fused:
+            said -= 4 * heads * s * s  # autocast computes softmax in float32 on a GPU, not here
+        assert saved(sizes, precision, fused) == said
+
+
 # --- a rung -------------------------------------------------------------------------------------
 
 
@@ -92,6 +201,7 @@ def test_bytes_for_each_parameter():
     cases = {("sgd", "fp32"): 8, ("momentum", "fp32"): 12, ("adam", "fp32"): 16}
     cases |= {("adam", "bf16-mixed"): 18, ("adam", "fp16-mixed"): 18}
     cases |= {("adam", "bf16"): 8, ("adam", "bf16-master"): 16}
+    cases |= {("adam-8bit", "fp32"): 10, ("adam-8bit", "bf16-mixed"): 12, ("adam-8bit", "bf16"): 6}
     for (optimizer, precision), each in cases.items():
         memory = memory_per_gpu(1000, optimizer=optimizer, precision=precision, rung="cpu")
         assert memory.total == 1000 * each
@@ -131,6 +241,25 @@ def test_fsdp_shards_all_but_activations():
     assert one.communication == memory.communication
 
 
+def test_hsdp_has_a_copy_of_fsdp_on_each_machine():
+    options = {"optimizer": "adam", "activation_bytes": 100, "largest_block": 1000, "root": 500}
+    found = memory_per_gpu(8000, rung="hsdp", gpus=16, machines=2, **options)
+    assert found == memory_per_gpu(8000, rung="fsdp", gpus=8, **options)
+
+
+def test_lora_trains_its_adapters_alone():
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "head_size": 32, "block": "llama"}
+    model = transformer(**sizes, layers=2, vocabulary=100, sequence=8)
+    ranks = [each.in_features + each.out_features for each in Block(**sizes).of.values()]
+    assert (model.lora, model.lora_attention) == (2 * sum(ranks), 2 * sum(ranks[:4]))
+    options = {"optimizer": "adam", "gpus": 4, "largest_block": 1000}
+    for rung, shards, sent in [("ddp", 1, 4 * 80), ("fsdp", 4, 2000 / 8000 * (8 * 80 + 4000))]:
+        memory = memory_per_gpu(8000, rung=rung, lora=80, frozen_bytes=0.5, **options)
+        assert memory.parameters * shards == 4 * 80 + 0.5 * 8000
+        assert (memory.gradients * shards, memory.optimizer * shards) == (4 * 80, 8 * 80)
+        assert memory.communication == sent
+
+
 def test_fsdp_gathers_two_blocks_and_the_root():
     options = {"rung": "fsdp", "gpus": 2, "precision": "bf16-mixed"}
     # The whole model, unless blocks are told; two of 400 are more than there are.
@@ -147,6 +276,7 @@ def test_unknown_options_are_named():
         "optimizer='lion': one of 'sgd'": {"optimizer": "lion"},
         "gpus=2 on rung 'gpu'": {"rung": "gpu", "gpus": 2},
         "gpus=0 on rung 'ddp'": {"rung": "ddp", "gpus": 0},
+        "machines=3: of HSDP, and gpus=8": {"rung": "hsdp", "gpus": 8, "machines": 3},
     }.items():
         with pytest.raises(ValueError, match=message):
             memory_per_gpu(1000, **options)
@@ -206,5 +336,26 @@ def test_the_speed_up_is_that_of_chapter_14():
     assert speed_up(2.0, 1e9, 2, 0, 1e9, overlap=0.5) == 2
     assert speed_up(0.5, 1e9, 2, 0, 1e9, overlap=0.5) == 2 * 0.5 / 1.25
     assert speed_up(0.5, 1e9, 2, 0, 1e9, rung="fsdp") == 2 * 0.5 / 2  # sends half as much again
+    # Chapter 13: between two machines, an all-reduce of the gradients; within one, FSDP's three.
+    options = {"gradients": 4e9, "machines": 2, "network": (0, 1e9)}
+    found = speed_up(4.0, 3e9, 16, 0, 9e9, rung="hsdp", **options)
+    assert found == pytest.approx(16 * 4 / (4 + 1.5 * 2 * 7 / 8 * 3 / 9 + 4))
+    assert speed_up(1.0, 1e9, 16, 0, 9e9, **options) == speed_up(1.0, 1e9, 16, 0, 1e9)
     with pytest.raises(ValueError, match="rung='dp': one of 'ddp', 'fsdp'"):
         speed_up(0.1, 100e6, 2, 0, 5e9, rung="dp")
+
+
+# --- answering ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_each_token_reads_the_weights_once_and_the_cache_of_each_request(bits):
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "vocabulary": 1000}
+    model = transformer(**sizes, sequence=8, block="llama", tied=False)
+    weights = 2 * model.largest_block * bits / 8 + 2 * (2 * 64_000 + 64)  # tables keep 16 bits
+    read = weights - 2 * 64_000
+    cache = 2 * (2 * 2 * 2 * 16) * 100  # chapter 17 counts it
+    found = serving(model, tokens=100, memory=(weights + 3.5 * cache) / 0.9, bandwidth=1, bits=bits)
+    assert found[:3] == (weights, cache, 3)
+    assert found[3:] == pytest.approx((1 / (read + cache), 3 / (read + 3 * cache)))
+    assert serving(model, tokens=100, memory=weights, bandwidth=1, bits=bits)[2:] == (0, 0, 0)

@@ -18,7 +18,7 @@ BOUNDS = {  # of the predictions: the median error, and the share that is within
     "all-reduce": (0.15, 1.25, 1.00),
     "all-reduce below 1 MiB": (0.35, 2.00, 1.00),
     "FLOPs": (0.005, 1.05, 1.00),
-    "share of the peak": (0.65, 2.50, 0.90),
+    "share of the peak": (0.15, 2.00, 0.85),
     "speed-up over PCIe": (0.26, 1.25, 0.65),
     "speed-up over NVLink": (0.04, 1.20, 0.95),
     "speed-up over machines": (0.05, 1.25, 1.00),

@@ -2,7 +2,7 @@
 // The formulas of src/torchclinic/will_it_fit.py that the page needs, under its names; what they mean
 // is said there. A test compares both.
 const estimating = (() => {
-  const STATES = { sgd: 0, momentum: 1, adam: 2 };
+  const STATES = { sgd: 0, momentum: 1, adam: 2, "adam-8bit": 2 };
   const precision = (parameter, gradient, state, master, cast, activation) =>
     ({ parameter, gradient, state, master, cast, activation });
   const PRECISIONS = {
@@ -13,30 +13,30 @@ const estimating = (() => {
     "bf16-master": precision(2, 2, 4, 4, 2, 2),
   };
 
-  function memory_per_gpu(parameters, options = {}) {
-    const {
-      rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0,
-      batch = 1, largest_block = parameters, root = 0, first = true,
-    } = options;
+  function memory_per_gpu(parameters, {
+    rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0, batch = 1,
+    largest_block = parameters, root = 0, first = true, machines = 1, lora = null, frozen_bytes = 2,
+  } = {}) {
     const size = PRECISIONS[precision];
-    const shards = rung === "fsdp" ? gpus : 1;
+    const sharded = rung === "fsdp" || rung === "hsdp";
+    const shards = sharded ? gpus / machines : 1;
+    const [trained, frozen] = lora === null ? [parameters, 0] : [lora, frozen_bytes * parameters];
     const replica = rung === "dp" && gpus > 1 && !first;
-    const states = replica ? 0 : STATES[optimizer] * size.state + size.master;
+    const each = optimizer === "adam-8bit" ? 1 : size.state;
+    const states = replica ? 0 : STATES[optimizer] * each + size.master;
     const copy = optimizer === "adam" && !(replica || size.master);
-    let communication = 0;
-    if (rung === "ddp" || (rung === "dp" && gpus > 1 && first))
-      communication = size.gradient * parameters;
-    if (rung === "fsdp")
-      communication =
-        (root + Math.min(2 * largest_block, parameters - root)) * (size.cast + size.gradient);
+    const gathered = root + Math.min(2 * largest_block, parameters - root);
+    const second_set = rung === "ddp" || (rung === "dp" && gpus > 1 && first) ? size.gradient * trained : 0;
+    const communication = sharded
+      ? gathered * ((trained * (size.cast + size.gradient) + frozen) / parameters) : second_set;
     const memory = {
-      parameters: (size.parameter * parameters) / shards,
-      gradients: (size.gradient * parameters) / shards,
-      optimizer: (states * parameters) / shards,
+      parameters: (size.parameter * trained + frozen) / shards,
+      gradients: (size.gradient * trained) / shards,
+      optimizer: (states * trained) / shards,
       activations: batch * activation_bytes,
-      casts: size.cast < size.parameter && rung !== "fsdp" ? size.cast * parameters : 0,
+      casts: size.cast < size.parameter && !sharded ? size.cast * trained : 0,
       communication,
-      step: copy ? (size.parameter * parameters) / shards : 0,
+      step: copy ? (size.parameter * trained) / shards : 0,
     };
     const fixed = memory.parameters + memory.optimizer + communication;
     const total = fixed + memory.gradients + Math.max(memory.activations + memory.casts, memory.step);
@@ -44,30 +44,63 @@ const estimating = (() => {
   }
 
   function transformer({
-    layers, hidden: h, heads, sequence: s, vocabulary, precision = "fp32", fused_attention = true,
-    checkpointing = false, causal = false,
+    layers, hidden: h, heads, sequence: s, vocabulary, block = "gpt", kv_heads = heads, mlp: m = 4 * h,
+    head_size = h / heads, tied = true, precision = "fp32", fused_attention = true, checkpointing = false,
+    causal = false, frozen = false,
   }) {
     const { activation: size, parameter: stream } = PRECISIONS[precision];
-    const [block, root] = [12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h];
-    const parameters = layers * block + root;
-    const table = fused_attention ? 0 : (stream + size + 1) * heads * s * s;
-    const layer = (14 * size + 2 * stream + 2) * s * h + table;
-    const [ends, logits] = [(size + stream + 1) * s * h, 12 * s * vocabulary];
+    const [gpt, qwen, cast] = [block === "gpt", block === "qwen3", stream > size];
+    const [wide, kv, table] = [heads * head_size, kv_heads * head_size, vocabulary * h];
+    const vectors = (gpt ? wide + 2 * kv + m + 6 * h : 2 * h) + (qwen ? 2 * head_size : 0);
+    const one = 2 * h * (wide + kv) + (gpt ? 2 : 3) * h * m + vectors;
+    const lookup = tied ? 0 : table;
+    const root = table + lookup + (gpt ? s * h + 2 * h : h);
+    const parameters = layers * one + root;
+
+    const scores = gpt ? stream + size + 1 : size + (cast ? stream : 0);
+    const keys = fused_attention ? kv : wide;
+    const outputs = gpt ? 2 * size + 2 : (cast ? 5 : 2) * size;
+    const position = size * (2 * wide + 2 * keys + (gpt ? 2 : 4) * m) + (2 * stream + outputs) * h +
+      (qwen ? stream * (wide + kv) : 0);
+    const layer = position * s + (fused_attention ? 0 : scores * heads * s * s);
+    const [ends, logits] = [(size + stream + gpt) * s * h, 12 * s * vocabulary];
     const activation_bytes = ends + (checkpointing
       ? layers * stream * s * h + Math.max(layer, logits) : layers * layer + logits);
-    const once = 6 * parameters * s + (causal ? 6 : 12) * layers * h * s * s;
-    const flops = once * (checkpointing ? 4 / 3 : 1);
-    return { parameters, largest_block: block, root, activation_bytes, flops };
+
+    const products = (frozen ? 4 : 6) + (checkpointing ? 2 : 0);
+    const pairs = (causal ? 6 : 12) * (checkpointing ? 4 / 3 : 1);
+    const flops = products * (parameters - lookup) * s + pairs * layers * wide * s * s;
+    const lora_attention = layers * (4 * h + 2 * (wide + kv));
+    const lora = lora_attention + layers * (gpt ? 2 : 3) * (h + m);
+    const found = { parameters, largest_block: one, root, activation_bytes, flops, lookup };
+    return { ...found, cached: 2 * layers * kv, lora, lora_attention };
   }
 
-  function speed_up(computing, nbytes, world_size, latency, bandwidth, options = {}) {
-    const { overlap = 0, scaling = "weak", rung = "ddp" } = options;
-    const own = scaling === "weak" ? computing : computing / world_size;
+  function all_reduce_seconds(nbytes, world_size, latency, bandwidth) {
     const messages = 2 * (world_size - 1);
-    const all_reduce = messages * latency + ((messages / world_size) * nbytes) / bandwidth;
-    const exchange = (rung === "fsdp" ? 1.5 : 1) * all_reduce;
+    return messages * latency + ((messages / world_size) * nbytes) / bandwidth;
+  }
+
+  function speed_up(computing, nbytes, world_size, latency, bandwidth, {
+    overlap = 0, scaling = "weak", rung = "ddp", machines = 1, network = [0, Infinity], gradients = nbytes,
+  } = {}) {
+    const own = scaling === "weak" ? computing : computing / world_size;
+    const hybrid = rung === "hsdp" && machines > 1;
+    const slowest = [Math.max(latency, network[0]), Math.min(bandwidth, network[1])];
+    const link = machines > 1 && !hybrid ? slowest : [latency, bandwidth];
+    const ring = all_reduce_seconds(nbytes, hybrid ? Math.floor(world_size / machines) : world_size, ...link);
+    const across = hybrid ? all_reduce_seconds(gradients, machines, ...network) : 0;
+    const exchange = (rung === "ddp" ? 1 : 1.5) * ring + across;
     return (world_size * own) / (own + Math.max(0, exchange - overlap * own));
   }
 
-  return { PRECISIONS, memory_per_gpu, transformer, speed_up };
+  function serving(model, { tokens, memory, bandwidth, bits = 16, cache_bytes = 2 }) {
+    const weights = ((model.parameters - model.root) * bits) / 8 + 2 * model.root;
+    const [cache, read] = [model.cached * cache_bytes * tokens, weights - 2 * model.lookup];
+    const requests = Math.max(0, Math.floor((0.9 * memory - weights) / cache));
+    const rate = (n) => (requests ? (n * bandwidth) / (read + n * cache) : 0);
+    return { weights, cache, requests, one: rate(1), all: rate(requests) };
+  }
+
+  return { PRECISIONS, memory_per_gpu, transformer, speed_up, serving };
 })();

@@ -4,7 +4,9 @@
 (() => {
   const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication", "step"];
   const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
-  const COUNTED = ["kind", "layers", "hidden", "vocabulary"]; // a change counts parameters anew
+  const USUAL = ["kv_heads", "mlp", "head_size"]; // 0 is what a GPT has
+  const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
+  const COLUMNS = { ddp: 3, fsdp: 4, hsdp: 5 }; // of the table of memory
   const MOST_GPUS = 4096;
 
   function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
@@ -38,6 +40,7 @@
   const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
   const unit = (bytes) => UNITS.find(([, size]) => bytes >= size) ?? UNITS.at(-1);
   const inBytes = (bytes) => `${fixed(bytes / unit(bytes)[1], 1)} ${unit(bytes)[0]}`;
+  const rough = (value) => (value < 100 ? String(Number(value.toPrecision(3))) : fixed(value));
   const inMs = (ms) => (ms < 100 ? String(Number(ms.toPrecision(2))) : fixed(ms));
 
   // --- fields: several may have one name, and then show one setting ---
@@ -68,9 +71,17 @@
     return parse(field.value);
   }
 
+  /** The fewest machines that share the GPUs evenly. */
+  function machines(gpus) {
+    let count = Math.ceil(gpus / number("per"));
+    while (gpus % count) count += 1;
+    return count;
+  }
+
   /** What a transformer's sizes say about its parameters and its blocks. */
   function counted() {
-    if (text("kind") !== "transformer" || SIZES.some((size) => complaint(fields.get(size)[0]))) return {};
+    const known = [...SIZES, ...USUAL].every((size) => !complaint(fields.get(size)[0]));
+    if (text("kind") !== "transformer" || !known) return {};
     const { parameters: params, largest_block: block } = transformer(text("precision"));
     return { params, block };
   }
@@ -78,11 +89,9 @@
   /** With what a valid field does not agree, or an empty string. */
   function doubt(name) {
     const [sizes, params, heads] = [counted(), parse(text("params")), parse(text("heads"))];
-    const [, linked] = /^(t4|a100|h100)/.exec(text("link")) ?? [, ""];
     const says = (what, value) => phrase(what, { value: write(value, { count: true }) });
-    if (name === "link" && text("gpu") !== "own" && !text("gpu").startsWith(linked)) return phrase("link");
     if (name === "block" && parse(text(name)) > params) return says("larger", params);
-    if (name === "heads" && sizes.params && number("hidden") % heads) return phrase("heads");
+    if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % heads) return phrase("heads");
     // No model is quite its formula.
     return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? says("sizes", sizes[name]) : "";
   }
@@ -120,8 +129,11 @@
     all("[data-slider]").forEach(moveSlider);
   }
 
-  /** What the chosen preset sets. A change of one of these by hand makes the preset "own". */
-  const sets = (select) => Object.entries(JSON.parse(select.selectedOptions[0].dataset.set));
+  const direct = (name, value) =>
+    JSON.parse([...fields.get(name)[0].options].find((option) => option.value === value).dataset.set);
+  /** What a preset sets, and what the presets that it chooses set. */
+  const sets = (name, value = text(name)) => Object.entries(direct(name, value)).flatMap(([set, to]) =>
+    [[set, to], ...(fields.get(set)[0].options ? sets(set, to) : [])]);
 
   function change({ target }) {
     const name = target.dataset.name ?? target.dataset.slider;
@@ -129,11 +141,15 @@
     const [field] = fields.get(name);
     const moved = target.dataset.slider && scale(field)[0](target.value / target.max);
     put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
-    for (const select of choices) if (sets(select).some(([set]) => set === name)) put(select.dataset.name, "own");
-    if (target.options) putAll(sets(target));
+    // A number changed by hand makes its preset "own". The link may be another one than the GPU's.
+    for (const { dataset } of choices)
+      if (name in direct(dataset.name, text(dataset.name)) && !field.options) put(dataset.name, "own");
+    const all_sets = target.value === "own" ? [...target.options].map(({ value }) => direct(name, value)) : [];
+    for (const set of Object.keys(Object.assign({}, ...all_sets)))
+      fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
+    if (target.options) putAll(sets(name));
     if (COUNTED.includes(name))
       putAll(Object.entries(counted()).map(([set, value]) => [set, write(value, { count: true })]));
-    if (name === "model" && target.value === "own") one(".controls details").open = true;
     update();
     writeLink();
     // A screen reader is told the answer when the fields are at rest.
@@ -147,7 +163,8 @@
   function writeLink() {
     const usual = new Map(initial);
     for (const select of choices)
-      if (select.value !== initial.get(select.dataset.name)) sets(select).forEach((pair) => usual.set(...pair));
+      if (select.value !== initial.get(select.dataset.name))
+        sets(select.dataset.name).forEach((pair) => usual.set(...pair));
     const changed = [...usual].filter(([name, value]) => text(name) !== value);
     const link = new URLSearchParams(changed.map(([name]) => [name, text(name)]));
     history.replaceState(null, "", `#${link}`);
@@ -163,7 +180,7 @@
     const link = [...new URLSearchParams(hash)];
     const known = link.filter(isKnown).map(([name, value]) => [name, value.slice(0, 24)]);
     putAll([...initial, ...known]);
-    for (const select of choices) if (known.some(([name]) => name === select.dataset.name)) putAll(sets(select));
+    for (const [name] of known) if (fields.get(name)[0].options) putAll(sets(name));
     putAll(known);
     const unknown = link.filter((setting) => !isKnown(setting)).map((setting) => setting.join("="));
     const settings = unknown.join(", ").slice(0, 80);
@@ -173,10 +190,12 @@
 
   // --- will it fit? ---
 
-  function transformer(precision) {
-    const sizes = Object.fromEntries(SIZES.map((name) => [name, number(name)]));
+  function transformer(precision, more = {}) {
+    const given = [...SIZES, ...USUAL].map((name) => [name, number(name)]);
+    const sizes = Object.fromEntries(given.filter(([name, value]) => value || SIZES.includes(name)));
     const how = { fused_attention: text("attention") === "fused", checkpointing: text("checkpointing") === "on" };
-    return estimating.transformer({ ...sizes, precision, ...how });
+    const built = { block: text("architecture"), tied: text("tied") === "yes", frozen: text("train") === "lora" };
+    return estimating.transformer({ ...sizes, precision, ...how, ...built, ...more });
   }
 
   /** What a sample saves; and the parameters outside the blocks, if we know them. */
@@ -186,17 +205,25 @@
     return { activation_bytes: number("saved") * 1e6 * part, root: 0 };
   }
 
+  /** For LoRA, the numbers in the adapters, and the bytes of each other weight. */
+  function adapters() {
+    if (text("kind") !== "transformer" || text("train") !== "lora") return {};
+    const { parameters, root, [text("matrices")]: ranks } = transformer("bf16");
+    const table = root / parameters; // stays in 16 bits
+    return { lora: number("rank") * ranks, frozen_bytes: (number("bits") / 8) * (1 - table) + 2 * table };
+  }
+
   /** A function from the number of GPUs to the memory of each column of the table. */
   function memories() {
     const [precision, parameters, largest_block] = [text("precision"), number("params"), number("block")];
     const how = { precision, largest_block, optimizer: text("optimizer"), batch: number("batch") };
-    const options = { ...oneSample(precision), ...how };
+    const options = { ...oneSample(precision), ...how, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
     const { activation_bytes } = oneSample(precision.replace("-mixed", ""));
-    const fsdp = { rung: "fsdp", activation_bytes };
-    const rungs = [{ rung: "dp" }, { rung: "dp", first: false }, { rung: "ddp" }, fsdp];
-    return (gpus) => [{}, ...rungs.map((rung) => ({ ...rung, gpus }))].map((rung) =>
-      estimating.memory_per_gpu(parameters, { ...options, ...rung }));
+    return (gpus) => [
+      {}, { rung: "dp", gpus }, { rung: "dp", gpus, first: false }, { rung: "ddp", gpus },
+      { rung: "fsdp", gpus, activation_bytes }, { rung: "hsdp", gpus, activation_bytes, machines: machines(gpus) },
+    ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
   /** A tenth of a GPU is left for what the formulas leave out. */
@@ -267,49 +294,97 @@
 
   function computing() {
     if (text("time") === "measured") return number("ms") / 1e3;
-    const work = number("batch") / (number("peak") * 1e12 * (number("utilisation") / 100));
-    if (text("kind") === "counted") return work * number("flops") * 1e9;
-    const { flops, parameters } = transformer(text("precision"));
-    return (work * flops * number("params")) / parameters; // it may have more than the sizes give
+    const share = number(text("kind") === "counted" ? "conv" : "reached") / 100;
+    return (number("batch") * work()) / (number("peak") * 1e12 * share);
+  }
+
+  /** FLOPs to train on a sample. */
+  function work(more) {
+    if (text("kind") === "counted") return number("flops") * 1e9;
+    const { flops, parameters } = transformer(text("precision"), more);
+    return (flops * number("params")) / parameters; // it may have more than the sizes give
+  }
+
+  /** What a rung trains on in a second, its shares of the peak, and the hours and their price. */
+  function rates(gpus, gain, seconds) {
+    const samples = (gain * number("batch")) / seconds;
+    const tokens = samples * (text("kind") === "transformer" ? number("sequence") : 1);
+    const [hours, price] = [number("amount") / tokens / 3600, number("price")];
+    const share = (flops) => rough((100 * flops * samples) / (gpus * number("peak") * 1e12));
+    const shares = { mfu: share(work({ checkpointing: false })), hfu: share(work()) };
+    const money = price ? phrase("money", { money: rough(hours * gpus * price) }) : "";
+    return { samples: rough(samples), tokens: rough(tokens), hours: rough(hours), money, ...shares };
   }
 
   function showSpeed(table, says, figure) {
     const [gpus, seconds, params] = [number("gpus"), computing(), number("params")];
+    const [have, on, { lora = params, frozen_bytes = 0 }] = [number("memory") * 1e9, memories(), adapters()];
     const size = estimating.PRECISIONS[text("precision")];
-    const [gradients, weights] = [size.gradient * params, size.cast * params];
-    const bytes = { ddp: gradients, fsdp: (2 * weights + gradients) / 3 };
+    const [gradients, weights] = [size.gradient * lora, size.cast * lora + frozen_bytes * params];
+    const bytes = (rung) => (rung === "ddp" ? gradients : (2 * weights + gradients) / 3);
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
-    const options = { overlap: number("overlap"), scaling: text("scaling") };
-    const gain = (n, rung) => estimating.speed_up(seconds, bytes[rung], n, ...link, { ...options, rung });
+    const network = [number("far_latency") / 1e6, number("far_bandwidth") * 1e9];
+    const options = { overlap: number("overlap"), scaling: text("scaling"), network, gradients };
+    const gain = (n, rung) =>
+      estimating.speed_up(seconds, bytes(rung), n, ...link, { ...options, rung, machines: machines(n) });
+    const kind = (n, rung) => verdict(on(n)[COLUMNS[rung]], have);
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
-      percent: fixed((100 * gain(n, rung)) / n),
+      percent: fixed((100 * gain(n, rung)) / n), one: phrase(verdict(on(n)[0], have) === "not" ? "one-not" : "one-fits"),
       ms: inMs((1e3 * seconds * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
     });
     const counts = [...new Set([2, 4, 8, 16, 32, 64, Math.max(2, gpus)])].sort((a, b) => a - b);
     table.tBodies[0].replaceChildren(...counts.map((n) => {
-      const cells = [gaps(n, "ddp"), gaps(n, "fsdp")];
-      const words = cells.flatMap((cell) => [cell.ms, cell.gain, `${cell.percent} %`]);
+      const words = Object.keys(COLUMNS).flatMap((rung) =>
+        [phrase(`${kind(n, rung)}-cell`, gaps(n, rung)), gaps(n, rung).gain]);
       const row = make("tr", n === gpus ? { class: "chosen" } : {});
       row.append(...[n, ...words].map((word) => make("td", { class: "text-right" }, word)));
       return row;
     }));
+    // The answer: the fastest rung that fits, else that may fit; then the others.
     const chosen = Math.max(2, gpus);
-    const faster = gain(chosen, "ddp") > 1;
-    const both = [phrase(faster ? "faster" : "slower", gaps(chosen, "ddp")), phrase("other", gaps(chosen, "fsdp"))];
-    [says.dataset.verdict, says.textContent] = [faster ? "fits" : "not", both.join(" ")];
+    const rungs = Object.keys(COLUMNS).slice(0, machines(chosen) > 1 ? 3 : 2);
+    const best = (word) => rungs.filter((rung) => kind(chosen, rung) === word)
+      .reduce((a, b) => (a && gain(chosen, a) >= gain(chosen, b) ? a : b), undefined);
+    const lead = best("fits") ?? best("close");
+    const faster = lead && gain(chosen, lead) > 1;
+    const first = lead ? `${faster ? "faster" : "slower"}-${kind(chosen, lead)}` : "none";
+    const others = rungs.filter((rung) => rung !== (lead ?? "ddp")).map((rung) =>
+      phrase(lead && kind(chosen, rung) === "not" ? "misfit" : "other", gaps(chosen, rung)));
+    says.textContent = [phrase(first, gaps(chosen, lead ?? "ddp")), ...others].join(" ");
+    says.dataset.verdict = faster ? kind(chosen, lead) : "not";
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
-    one(".speed-sent p").textContent = phrase("alone", { ms: inMs(1e3 * seconds), ...sent });
+    const told = lead && { ...gaps(chosen, lead), ...rates(chosen, gain(chosen, lead), seconds) };
+    one(".speed-sent p").textContent = phrase("alone", { ms: inMs(1e3 * seconds), ...sent }) +
+      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "");
     drawCurve(figure, [1, ...counts], gain);
+  }
+
+  // --- how fast will it answer? ---
+
+  function showServing(table, says) {
+    if (text("kind") !== "transformer") throw new Wrong(phrase("only-transformers"));
+    const options = { memory: number("memory") * 1e9, bandwidth: number("reads") * 1e9, tokens: number("context") };
+    const answers = [16, 8, 4].map((bits, row) => {
+      const found = estimating.serving(transformer("bf16"), { ...options, bits });
+      const { weights, requests, one, all } = found;
+      const words = { weights: inBytes(weights), count: fixed(requests), one: rough(one), all: rough(all) };
+      Object.values(words).forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word));
+      return { ...found, ...words, cache: inBytes(found.cache), have: inBytes(options.memory) };
+    });
+    const chosen = answers[fields.get("weight_bits")[0].selectedIndex];
+    says.textContent = phrase(chosen.requests ? "serves" : "serves-not", chosen);
+    says.dataset.verdict = chosen.requests ? "fits" : "not";
   }
 
   /** Speed-up against the number of GPUs, both logarithmic: perfect scaling is a straight line. */
   function drawCurve(figure, counts, gain) {
     const [width, height] = [Math.max(280, figure.clientWidth), figure.clientHeight];
     const [left, right, top, bottom] = [44, width - 60, 12, height - 40];
-    const gains = { ddp: counts.map((n) => gain(n, "ddp")), fsdp: counts.map((n) => gain(n, "fsdp")) };
+    const rungs = Object.keys(COLUMNS).slice(0, machines(counts.at(-1)) > 1 ? 3 : 2);
+    const gains = Object.fromEntries(rungs.map((rung) => [rung, counts.map((n) => gain(n, rung))]));
     const most = Math.log2(counts.at(-1));
-    const least = Math.floor(Math.log2(Math.min(...gains.ddp, ...gains.fsdp)));
+    const least = Math.floor(Math.log2(Math.min(...Object.values(gains).flat())));
     const x = (n) => left + (Math.log2(n) / most) * (right - left);
     const y = (g) => bottom - ((Math.log2(g) - least) / (most - least)) * (bottom - top);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height }, "", "2000/svg");
@@ -326,9 +401,9 @@
     write(0, 0, "middle", phrase("y"), { transform: `translate(12 ${bottom / 2}) rotate(-90)` });
     const points = (values) => values.map((g, i) => `${x(counts[i])},${y(g)}`).join(" ");
     add("polyline", { class: "perfect", points: points(counts) });
-    const [ddp, fsdp] = [y(gains.ddp.at(-1)), y(gains.fsdp.at(-1))];
-    const apart = Math.max(0, 7 - Math.abs(ddp - fsdp) / 2) * (ddp <= fsdp ? 1 : -1);
-    for (const [rung, end] of [["ddp", ddp - apart], ["fsdp", fsdp + apart]]) {
+    const ends = rungs.map((rung) => [rung, y(gains[rung].at(-1))]).sort((a, b) => a[1] - b[1]);
+    ends.forEach((end, at) => at && (end[1] = Math.max(end[1], ends[at - 1][1] + 14)));
+    for (const [rung, end] of ends) {
       add("polyline", { class: rung, points: points(gains[rung]) });
       gains[rung].forEach((g, i) => add("circle", { class: rung, cx: x(counts[i]), cy: y(g), r: 3 }));
       write(right + 8, end + 4, "start", rung.toUpperCase(), { class: rung });
@@ -338,10 +413,10 @@
 
   // --- start ---
 
-  /** Both answers; one that a wrong number keeps back says so, and shows no old numbers. */
+  /** All answers; one that a wrong number keeps back says so, and shows no old numbers. */
   function update() {
     showFields();
-    for (const [name, show] of [["memory", showMemory], ["speed", showSpeed]]) {
+    for (const [name, show] of [["memory", showMemory], ["speed", showSpeed], ["serving", showServing]]) {
       const [table, says] = [one(`.${name}-table table`), one(`.${name}-says p`)];
       const figure = one(`.${name}-figure`);
       try {
@@ -349,10 +424,10 @@
       } catch (error) {
         if (!(error instanceof Wrong)) throw error;
         [says.dataset.verdict, says.textContent] = ["close", phrase("wrong", { what: error.message })];
-        figure.replaceChildren();
+        figure?.replaceChildren();
         for (const cell of all("tbody td:nth-child(n + 2)", table)) cell.textContent = "–";
       }
-      figure.setAttribute("aria-label", phrase(`${name}-figure`, { sentences: says.textContent }));
+      figure?.setAttribute("aria-label", phrase(`${name}-figure`, { sentences: says.textContent }));
     }
   }
 

@@ -1,4 +1,4 @@
-"""Will it fit, and will more GPUs be faster? The formulas of the book's two calculators.
+"""Will it fit, will more GPUs be faster, how fast will it answer? The calculators' formulas.
 
 Plain arithmetic: bytes, seconds, FLOPs, and numbers of parameters go in and come out as floats.
 What is counted is what PyTorch allocates for the tensors of a training step: parameters,
@@ -15,8 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp")
-STATES = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers that the optimizer keeps a parameter
+RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp", "hsdp")
+#: Numbers that the optimizer keeps for each parameter; "adam-8bit" keeps them in a byte each.
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adam-8bit": 2}
+BLOCKS = ("gpt", "llama", "qwen3")
 
 
 class Precision(NamedTuple):
@@ -91,6 +93,9 @@ def memory_per_gpu(
     largest_block: float | None = None,
     root: float = 0.0,
     first: bool = True,
+    machines: int = 1,
+    lora: float | None = None,
+    frozen_bytes: float = 2,
 ) -> Memory:
     """Bytes that training needs on one GPU.
 
@@ -98,10 +103,10 @@ def memory_per_gpu(
     ----------
     parameters : float
         How many numbers the model learns.
-    rung : {"cpu", "gpu", "dp", "ddp", "fsdp"}
+    rung : {"cpu", "gpu", "dp", "ddp", "fsdp", "hsdp"}
     precision : {"fp32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-master"}
         See `PRECISIONS`. For FSDP, "mixed" is its ``MixedPrecisionPolicy``, not autocast.
-    optimizer : {"sgd", "momentum", "adam"}
+    optimizer : {"sgd", "momentum", "adam", "adam-8bit"}
     activation_bytes : float
         What one sample needs in this precision where the backward pass begins: mostly what is
         saved for it.
@@ -114,6 +119,12 @@ def memory_per_gpu(
         FSDP: parameters that belong to no block, such as embeddings.
     first : bool
         DP: the first GPU or one of the others.
+    machines : int
+        HSDP: a copy of the model on each, split over the GPUs of that machine.
+    lora : float, optional
+        Train only adapters, with so many numbers in all (see `Transformer`).
+    frozen_bytes : float
+        LoRA: of each frozen weight, on average. It has no gradient and no state.
 
     Notes
     -----
@@ -127,7 +138,8 @@ def memory_per_gpu(
 
     On a GPU, Adam updates all parameters at once (``foreach``) and needs as much as they take for
     a moment: `step`, under FSDP as much as its shards. With ``fused=True`` it does not. For
-    "bf16-master", a fused optimizer is assumed.
+    "bf16-master", a fused optimizer is assumed. "adam-8bit" is bitsandbytes' or torchao's Adam,
+    which updates one parameter at a time; the scales of its blocks (0.03 bytes) are left out.
 
     Examples
     --------
@@ -136,47 +148,60 @@ def memory_per_gpu(
     (16000000000.0, 20000000000.0)
     >>> memory_per_gpu(1e9, optimizer="adam", rung="fsdp", gpus=4, largest_block=1e7).total
     5160000000.0
+    >>> memory_per_gpu(1e9, optimizer="adam-8bit").total  # 4 + 4 + 2 * 1 bytes a parameter
+    10000000000.0
+    >>> memory_per_gpu(1e9, optimizer="adam", lora=1e7, frozen_bytes=0.5).total  # and 20 * 1e7
+    700000000.0
     """
     _check(rung=(rung, RUNGS), precision=(precision, PRECISIONS), optimizer=(optimizer, STATES))
     if gpus < 1 or (rung in ("cpu", "gpu") and gpus != 1):
         raise ValueError(f"gpus={gpus} on rung {rung!r}: one on cpu and gpu, at least one above.")
-    size = PRECISIONS[precision]
-    shards = gpus if rung == "fsdp" else 1
+    if gpus % machines or (machines > 1 and rung != "hsdp"):
+        raise ValueError(f"machines={machines}: of HSDP, and gpus={gpus} must be a multiple.")
+    size, sharded = PRECISIONS[precision], rung in ("fsdp", "hsdp")
+    shards = gpus / machines if sharded else 1
+    trained = parameters if lora is None else lora
+    frozen = 0 if lora is None else frozen_bytes * parameters
     replica = rung == "dp" and gpus > 1 and not first  # it has no optimizer and sums nothing
-    states = 0 if replica else STATES[optimizer] * size.state + size.master
-    cast = size.cast < size.parameter and rung != "fsdp"  # FSDP gathers what is cast
+    each = 1 if optimizer == "adam-8bit" else size.state
+    states = 0 if replica else STATES[optimizer] * each + size.master
+    cast = size.cast < size.parameter and not sharded  # FSDP gathers what is cast
     copy = optimizer == "adam" and not (replica or size.master or rung == "cpu")
-    gathered = 0.0 if replica else _gathered(rung, gpus, parameters, largest_block, root, size)
+    communication = 0.0
+    if sharded:
+        two = parameters if largest_block is None else 2 * largest_block
+        each_number = (trained * (size.cast + size.gradient) + frozen) / parameters
+        communication = (root + min(two, parameters - root)) * each_number
+    elif rung == "ddp" or (rung == "dp" and gpus > 1 and first):
+        communication = float(size.gradient * trained)
     return Memory(
-        parameters=size.parameter * parameters / shards,
-        gradients=size.gradient * parameters / shards,
-        optimizer=states * parameters / shards,
+        parameters=(size.parameter * trained + frozen) / shards,
+        gradients=size.gradient * trained / shards,
+        optimizer=states * trained / shards,
         activations=batch * activation_bytes,
-        casts=float(size.cast * parameters) if cast else 0.0,
-        communication=gathered,
-        step=size.parameter * parameters / shards if copy else 0.0,
+        casts=float(size.cast * trained) if cast else 0.0,
+        communication=communication,
+        step=size.parameter * trained / shards if copy else 0.0,
     )
 
 
-def _gathered(
-    rung: str, gpus: int, parameters: float, block: float | None, root: float, size: Precision
-) -> float:
-    """Bytes that a rung adds to exchange gradients: see the notes of `memory_per_gpu`."""
-    if rung == "fsdp":
-        two = parameters if block is None else 2 * block
-        return (root + min(two, parameters - root)) * (size.cast + size.gradient)
-    second_set = rung == "ddp" or (rung == "dp" and gpus > 1)
-    return float(size.gradient * parameters) if second_set else 0.0
-
-
 class Transformer(NamedTuple):
-    """`activation_bytes` and `flops` are those of one sequence; `root` belongs to no block."""
+    """`activation_bytes` and `flops` are those of one sequence; `root` belongs to no block.
+
+    `lookup`: parameters of an input table that is not the output's. `cached`: numbers in the KV
+    cache for each token. `lora` and `lora_attention`: numbers that adapters of rank 1 have, on all
+    matrices of the layers or on attention's four.
+    """
 
     parameters: float
     largest_block: float
     root: float
     activation_bytes: float
     flops: float
+    lookup: float
+    cached: float
+    lora: float
+    lora_attention: float
 
 
 def transformer(
@@ -186,15 +211,32 @@ def transformer(
     heads: int,
     sequence: int,
     vocabulary: int,
+    block: str = "gpt",
+    kv_heads: int | None = None,
+    mlp: int | None = None,
+    head_size: int | None = None,
+    tied: bool = True,
     precision: str = "fp32",
     fused_attention: bool = True,
     checkpointing: bool = False,
     causal: bool = False,
+    frozen: bool = False,
 ) -> Transformer:
-    """Parameters, saved activations and FLOPs of a GPT: MLP four times as wide, tied embeddings.
+    """Parameters, saved activations and FLOPs of a GPT or of a newer transformer.
 
     Parameters
     ----------
+    block : {"gpt", "llama", "qwen3"}
+        "gpt": biases, dropout, LayerNorm, learned positions. "llama": none of them, but RMSNorm
+        and a gated MLP. "qwen3": the same, and a norm of each query and key.
+    kv_heads : int, optional
+        Heads of keys and values, `heads` by default.
+    mlp : int, optional
+        Hidden size of the MLP, ``4 * hidden`` by default.
+    head_size : int, optional
+        Of one head, ``hidden / heads`` by default.
+    tied : bool
+        One table of embeddings for input and output.
     fused_attention : bool
         Attention that does not save the table of every position against every other
         (``F.scaled_dot_product_attention``'s fused kernels).
@@ -203,16 +245,24 @@ def transformer(
     causal : bool
         Count half of attention's FLOPs: a kernel that knows the mask skips the other half. Papers
         count all when they report MFU.
+    frozen : bool
+        LoRA: no gradients of the weights, a third of the FLOPs that they cost.
 
     Notes
     -----
     V. Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022
     (https://arxiv.org/abs/2205.05198): a layer saves ``s h (34 + 5 a s / h)`` bytes in 16 bits, of
     which ``2 s h + a s^2`` are masks of dropout, one byte each; without dropout there is less.
+    A Llama's layer saves, for each position and in 16 bits, ``h`` numbers six times (the inputs and
+    outputs of the norms, queries, what attention gives), keys and values, and four times those of
+    the MLP: its gate and its other half, the gate's activation, their product. Here RMSNorm saves
+    its input alone, as on a GPU; on a CPU it is several operations, which save more.
+
     Under autocast ("mixed") PyTorch keeps what is passed from layer to layer in float32, and on
     a GPU computes softmax in it: a score of attention's table then takes 7 bytes, not 5. The two
     norms of a layer save it, ``4 s h`` bytes more. FSDP's ``MixedPrecisionPolicy`` casts it too:
-    for FSDP take "bf16" here.
+    for FSDP take "bf16" here. Autocast also casts the output of a norm again for each of Llama's
+    five matrices that read it.
 
     `activation_bytes` holds 12 bytes for each logit, where the backward pass begins: what
     ``F.cross_entropy`` saves in float32, and its gradient, twice. With checkpointing, all that is
@@ -221,7 +271,8 @@ def transformer(
     vocabulary twice and a batch of positions as large as the hidden size.
 
     FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
-    ``12 layers hidden sequence``. With checkpointing, a third more.
+    ``12 layers hidden sequence``. Looking up a row of a table of its own takes none. With
+    checkpointing, a third more.
 
     Examples
     --------
@@ -229,22 +280,43 @@ def transformer(
     >>> transformer(**gpt2).parameters
     124439808.0
     """
-    _check(precision=(precision, PRECISIONS))
+    _check(precision=(precision, PRECISIONS), block=(block, BLOCKS))
     size = PRECISIONS[precision].activation
     stream = PRECISIONS[precision].parameter  # what is passed from layer to layer
-    h, s = hidden, sequence
-    block, root = 12 * h * h + 13 * h, (vocabulary + s) * h + 2 * h
-    parameters = layers * block + root
-    table = 0 if fused_attention else (stream + size + 1) * heads * s * s
-    layer = (14 * size + 2 * stream + 2) * s * h + table
-    ends, logits = (size + stream + 1) * s * h, 12 * s * vocabulary  # dropout, last norm; loss
+    gpt, cast = block == "gpt", stream > size
+    h, s, m = hidden, sequence, mlp or 4 * hidden
+    wide = heads * head_size if head_size else h
+    kv = wide * (kv_heads or heads) / heads
+    table = vocabulary * h
+    vectors = wide + 2 * kv + m + 6 * h if gpt else 2 * h  # biases, norms
+    if block == "qwen3":
+        vectors += 2 * wide / heads
+    one = 2 * h * (wide + kv) + (2 if gpt else 3) * h * m + vectors  # attention, MLP
+    root = (table + s * h + 2 * h) if gpt else (table + h)
+    lookup = 0 if tied else table
+    parameters = layers * one + root + lookup
+
+    scores = stream + size + 1 if gpt else size + (stream if cast else 0)
+    keys = kv if fused_attention else wide  # else they are repeated for each head
+    layer = size * (2 * wide + 2 * keys + (2 if gpt else 4) * m) + 2 * stream * h
+    layer += (2 * size + 2 if gpt else (5 if cast else 2) * size) * h  # outputs of norms; dropout
+    if block == "qwen3":
+        layer += stream * (wide + kv)
+    layer = layer * s + (0 if fused_attention else scores * heads * s * s)
+    ends = (size + stream + gpt) * s * h  # last norm; dropout
+    logits = 12 * s * vocabulary
     if checkpointing:
         activations = layers * stream * s * h + ends + max(layer, logits)
     else:
         activations = layers * layer + ends + logits
-    flops = 6 * parameters * s + (6 if causal else 12) * layers * h * s * s
-    flops *= 4 / 3 if checkpointing else 1
-    return Transformer(*map(float, (parameters, block, root, activations, flops)))
+
+    products = (4 if frozen else 6) + (2 if checkpointing else 0)
+    pairs = (6 if causal else 12) * (4 / 3 if checkpointing else 1)
+    flops = products * (parameters - lookup) * s + pairs * layers * wide * s * s
+    adapters = layers * (4 * h + 2 * (wide + kv))
+    whole = adapters + layers * (2 if gpt else 3) * (h + m)
+    found = parameters, one, root + lookup, activations, flops, lookup
+    return Transformer(*map(float, (*found, 2 * layers * kv, whole, adapters)))
 
 
 def on_the_gpu(allocated: float) -> tuple[float, float]:
@@ -284,6 +356,9 @@ def speed_up(
     overlap: float = 0.0,
     scaling: str = "weak",
     rung: str = "ddp",
+    machines: int = 1,
+    network: tuple[float, float] = (0.0, float("inf")),
+    gradients: float | None = None,
 ) -> float:
     """Throughput of `world_size` GPUs divided by that of one.
 
@@ -297,10 +372,17 @@ def speed_up(
         https://arxiv.org/abs/1910.02054, section 7.2). If its weights are sent in fewer bytes than
         its gradients, give the mean of the three: 8/3 a parameter for 2, 2 and 4.
     latency, bandwidth : float
-        See `all_reduce_seconds`.
+        See `all_reduce_seconds`. Of the link between the GPUs of a machine.
     scaling : {"weak", "strong"}
         Weak scaling keeps the batch of each rank, strong scaling that of all ranks together.
-    rung : {"ddp", "fsdp"}
+    rung : {"ddp", "fsdp", "hsdp"}
+    machines : int
+    network : (float, float)
+        Latency, and the bandwidth of a machine's cards together. A ring through several machines
+        is as slow as its slowest link. HSDP's stays in a machine; then all GPUs of a machine share
+        the network to add up their shards of `gradients`.
+    gradients : float, optional
+        Their bytes, for HSDP; `nbytes` by default.
 
     Examples
     --------
@@ -309,10 +391,17 @@ def speed_up(
     >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9, scaling="strong"), 2)
     2.09
     """
-    _check(scaling=(scaling, ("weak", "strong")), rung=(rung, ("ddp", "fsdp")))
+    _check(scaling=(scaling, ("weak", "strong")), rung=(rung, ("ddp", "fsdp", "hsdp")))
     own = computing if scaling == "weak" else computing / world_size
-    exchange = all_reduce_seconds(nbytes, world_size, latency, bandwidth)
-    exchange *= 1.5 if rung == "fsdp" else 1
+    hybrid = rung == "hsdp" and machines > 1
+    if machines > 1 and not hybrid:
+        latency, bandwidth = max(latency, network[0]), min(bandwidth, network[1])
+    ring = world_size // machines if hybrid else world_size
+    exchange = all_reduce_seconds(nbytes, ring, latency, bandwidth)
+    exchange *= 1 if rung == "ddp" else 1.5
+    if hybrid:
+        summed = nbytes if gradients is None else gradients
+        exchange += all_reduce_seconds(summed, machines, *network)
     return world_size * own / step_seconds(own, exchange, overlap)
 
 
@@ -325,6 +414,58 @@ def step_seconds(computing: float, exchange: float, overlap: float = 0.0) -> flo
     1.25
     """
     return computing + max(0.0, exchange - overlap * computing)
+
+
+class Serving(NamedTuple):
+    """Bytes of the weights and of a request's KV cache; requests that fit; tokens a second."""
+
+    weights: float
+    cache: float
+    requests: int
+    one: float
+    all: float
+
+
+def serving(
+    model: Transformer,
+    *,
+    tokens: float,
+    memory: float,
+    bandwidth: float,
+    bits: float = 16,
+    cache_bytes: float = 2,
+) -> Serving:
+    """How many requests one GPU answers at a time, and how fast at most.
+
+    Parameters
+    ----------
+    tokens : float
+        Of a request and its answer together, all in the cache.
+    memory, bandwidth : float
+        Bytes, of which a tenth stays free, and bytes a second.
+    bits, cache_bytes : float
+        Of a weight in the layers, and of a number in the cache. Tables of embeddings keep 16 bits,
+        as bitsandbytes, GPTQ and AWQ leave them; the scales of the others are left out.
+
+    Notes
+    -----
+    For each new token a GPU reads all weights, but of an input table one row, and the caches of
+    all requests. The time of computing, and of everything else, comes on top.
+
+    Examples
+    --------
+    >>> sizes = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "mlp": 14336}
+    >>> sizes |= {"sequence": 8192, "vocabulary": 128256, "block": "llama", "tied": False}
+    >>> found = serving(transformer(**sizes), tokens=8192, memory=80e9, bandwidth=2039e9)
+    >>> found.requests, round(found.one), round(found.all)
+    (52, 127, 1497)
+    """
+    weights = (model.parameters - model.root) * bits / 8 + 2 * model.root
+    cache = model.cached * cache_bytes * tokens
+    requests = max(0, int((0.9 * memory - weights) // cache))
+    read = weights - 2 * model.lookup
+    one, each = (n * bandwidth / (read + n * cache) if requests else 0.0 for n in (1, requests))
+    return Serving(weights, cache, requests, one, each)
 
 
 def _check(**chosen) -> None:

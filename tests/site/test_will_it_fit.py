@@ -41,7 +41,8 @@ def test_published_numbers_are_within_ten_percent_or_the_page_says_why_not():
 
 def answer(name, positional, options):
     """What the package says, as the script gives it."""
-    result = getattr(will_it_fit, name)(*positional, **options)
+    given = [will_it_fit.Transformer(**one) if isinstance(one, dict) else one for one in positional]
+    result = getattr(will_it_fit, name)(*given, **options)
     if isinstance(result, will_it_fit.Memory):
         return asdict(result) | {"total": result.total, "at_least": result.at_least}
     return result._asdict() if isinstance(result, tuple) else result
@@ -55,20 +56,32 @@ def calls():
     for precision, optimizer, batch in product(precisions, will_it_fit.STATES, (1, 99)):
         same = {"precision": precision, "optimizer": optimizer, "batch": batch}
         same |= {"activation_bytes": 33e6, "largest_block": 7e6, "root": 39e6}
-        for rung, gpus in product(("dp", "ddp", "fsdp"), (1, 3)):
-            yield "memory_per_gpu", [124e6], same | {"rung": rung, "gpus": gpus}
+        for rung, gpus, lora in product(("dp", "ddp", "fsdp"), (1, 3), (None, 5e6)):
+            how = {"rung": rung, "gpus": gpus, "lora": lora, "frozen_bytes": 0.5}
+            yield "memory_per_gpu", [124e6], same | how
+        yield "memory_per_gpu", [124e6], same | {"rung": "hsdp", "gpus": 6, "machines": 3}
         yield "memory_per_gpu", [124e6], same | {"rung": "dp", "gpus": 3, "first": False}
         yield "memory_per_gpu", [41e6], same | {"rung": "fsdp", "gpus": 3}
         yield "memory_per_gpu", [124e6], same
     for precision, fused, again in product(precisions, (False, True), (False, True)):
         how = {"precision": precision, "fused_attention": fused, "checkpointing": again}
-        how["causal"] = fused
+        how |= {"causal": fused, "frozen": again}
         yield "transformer", [], gpt2 | how
+        for block, tied in product(will_it_fit.BLOCKS, (False, True)):
+            sizes = {"block": block, "tied": tied, "kv_heads": 4, "mlp": 2048, "head_size": 80}
+            yield "transformer", [], gpt2 | how | sizes
+    for bits, memory in product((16, 4), (1e9, 80e9)):
+        model = will_it_fit.transformer(**gpt2, tied=False)._asdict()
+        given = {"tokens": 999, "memory": memory, "bandwidth": 2e12, "bits": bits}
+        yield "serving", [model], given
     for ranks, overlap, scaling, rung in product(
-        (1, 2, 8, 4096), (0, 0.67), ("weak", "strong"), ("ddp", "fsdp")
+        (1, 2, 8, 4096), (0, 0.67), ("weak", "strong"), ("ddp", "fsdp", "hsdp")
     ):
         how = {"overlap": overlap, "scaling": scaling, "rung": rung}
         yield "speed_up", [0.1, 1e8, ranks, 2e-5, 5e9], how
+        if ranks > 1:
+            how |= {"machines": 2, "network": [3e-5, 4e9], "gradients": 9e7}
+            yield "speed_up", [0.1, 1e8, ranks, 2e-5, 5e9], how
 
 
 # --- the page in a browser ---
@@ -110,7 +123,8 @@ def test_the_script_answers_as_the_package_does(page):
 
 def test_the_tables_are_what_the_script_shows(page, site):
     still = BeautifulSoup((site / OPENED).read_bytes(), "html.parser")
-    for part in (".memory-says", ".memory-table", ".speed-says", ".speed-sent", ".speed-table"):
+    parts = ["memory-says", "memory-table", "speed-says", "speed-sent", "speed-table"]
+    for part in (f".{name}" for name in (*parts, "serving-says", "serving-table")):
         assert still.select_one(part).text.split() == page.locator(part).inner_text().split()
     cases = re.findall(r'.*data-settings="(.+?)".*?</span> \| (.*) \|', PAGE)
     for link, numbers in cases:
@@ -118,7 +132,7 @@ def test_the_tables_are_what_the_script_shows(page, site):
         assert page.locator(".memory-table th").first.inner_text() == "in GB"
         totals = [column(page, at)[-3].replace(",", "") for at in (2, 5, 6)]
         chosen = page.locator(".speed-table .chosen td").all_inner_texts()
-        shown = [*map(float, totals), float(chosen[2]), float(chosen[5])]
+        shown = [*map(float, totals), *map(float, chosen[2::2])]
         told = [float(n.replace(",", "")) for n in numbers.split(" | ")]
         assert shown == pytest.approx(told, rel=0.002)
     assert len(cases) >= 5
@@ -155,7 +169,49 @@ def test_layers_and_hidden_size_count_the_parameters(page):
     assert shown["params"].input_value() == "6.74B"
     shown["model"].select_option("resnet50")
     page.locator("#fit-kind").select_option("transformer")
-    assert shown["params"].input_value() == "6.59B"  # of the sizes, which were those of 7B
+    assert shown["params"].input_value() == "6.74B"  # of the sizes, which were those of 7B
+
+
+def test_the_sizes_of_each_model_give_its_parameters_and_its_block(page):
+    models = page.locator("#fit-model option").evaluate_all("all => all.map(one => one.value)")
+    read = "() => ['params', 'block'].map(name => document.getElementById(`fit-${name}`).value)"
+    for model in models:
+        follow(page, f"model={model}")
+        told = page.evaluate(read)
+        page.locator("#fit-kind").dispatch_event("input")  # counts the parameters again
+        assert told == page.evaluate(read), model
+
+
+def test_what_does_not_fit_is_no_answer_and_its_comparison_is_named(page):
+    says, verdict = page.locator(".speed-says p"), "data-verdict"
+    for link, kind, words in [
+        ("model=70b", "not", ["fits on no rung", "Compared with one GPU that could hold it"]),
+        (
+            "model=7b&gpu=h100-80&gpus=8",
+            "fits",
+            ["with FSDP", "that could hold", "DDP does not fit"],
+        ),
+        ("model=gpt2&gpu=a100-80", "fits", ["with DDP", "as fast as one (", "With FSDP"]),
+        ("model=7b&gpu=a100-80&gpus=16", "fits", ["with HSDP", "DDP does not fit. With FSDP:"]),
+        ("gpus=2&link=a100", "close", ["Maybe, if FSDP fits"]),
+    ]:
+        follow(page, link)
+        assert says.get_attribute(verdict) == kind, link
+        assert all(each in says.inner_text() for each in words), says.inner_text()
+    follow(page, "model=7b&gpu=h100-80&gpus=8")
+    marks = [cell[-1] for cell in page.locator(".speed-table tr td:nth-child(2)").all_inner_texts()]
+    assert set(marks) == {"✗"}
+
+
+def test_hours_money_and_the_two_shares_of_the_peak(page):
+    follow(page, "model=llama-8b&gpu=a100-80&gpus=8&link=own&bandwidth=10000&latency=0&price=2")
+    said = page.locator(".speed-sent p").inner_text().replace(",", "")
+    found = re.search(r"(\d+) tokens.*MFU (.*) % HFU (.*) %.*takes (.*) hours.*costs (.*) at", said)
+    rate, mfu, hfu, hours, money = map(float, found.groups())
+    assert hfu == pytest.approx(58, rel=0.03)  # the preset, less what little is sent
+    assert mfu == pytest.approx(hfu * 3 / 4, rel=0.01)
+    assert hours == pytest.approx(1e9 / rate / 3600, rel=0.01)
+    assert money == pytest.approx(2 * 8 * hours, rel=0.01)
 
 
 def test_a_field_that_does_not_agree_with_another_says_so(page):
@@ -166,8 +222,6 @@ def test_a_field_that_does_not_agree_with_another_says_so(page):
         ("block=100M", "block", "give 30.7M"),
         ("heads=24", "heads", "does not divide the hidden size"),
         ("model=resnet50&block=30M", "block", "The model has only 25.6M"),
-        ("gpu=h100-80&link=a100", "link", "not a link of the GPU above"),
-        ("gpu=own&memory=24&link=a100", "link", ""),
     ]:
         follow(page, setting)
         note = page.locator(f"[data-error={field}]").last
@@ -210,10 +264,17 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     assert page.locator("#fit-batch").input_value() == "64"
     follow(page, "")
     page.get_by_label("GPU", exact=True).select_option("h100-80")
-    numbers = [page.locator(name) for name in ("#fit-memory", "#two-peak", "#fit-gpu")]
-    assert [field.input_value() for field in numbers] == ["80", "989", "h100-80"]
-    page.locator("#two-peak").fill("400")  # the preset holds until one is changed by hand
-    assert [field.input_value() for field in numbers] == ["80", "400", "own"]
+    names = ("#fit-memory", "#fit-peak", "#two-link", "#two-bandwidth", "#fit-gpu")
+    numbers = [page.locator(name) for name in names]
+    assert [field.input_value() for field in numbers] == ["80", "989", "h100", "420", "h100-80"]
+    page.locator("#two-link").select_option("a100")  # another link of the same GPU
+    assert [field.input_value() for field in numbers] == ["80", "989", "a100", "200", "h100-80"]
+    page.locator("#fit-peak").fill("400")  # the preset holds until one is changed by hand
+    assert [field.input_value() for field in numbers] == ["80", "400", "a100", "200", "own"]
+    page.evaluate("document.querySelectorAll('fieldset details').forEach(d => d.open = false)")
+    assert not page.locator("#two-far_latency").is_visible()
+    page.locator("#two-network").select_option("own")
+    assert page.locator("#two-far_latency").is_visible()
     follow(page, "")
     page.get_by_label("Parameters", exact=True).first.fill("2.56M")
     assert page.locator(".memory-table th").first.inner_text() == "in MB"
