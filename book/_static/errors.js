@@ -14,7 +14,7 @@
 [rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
-  const { find, nearest, otherProgram, shown } = finding(errorRules);
+  const { find, otherProgram, shown } = finding(errorRules);
 
   // --- the list: each entry by its id ---
 
@@ -78,13 +78,10 @@
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
-  function showNearest(text) {
+  function showNone(text) {
+    found.replaceChildren(one(".ask-others").cloneNode(true));
     const program = otherProgram(text);
-    const ids = program ? [] : nearest(text);
-    const items = ids.map((id) => answer(id, "near", make("p", "", phrase("near"))));
-    const ask = [...one(".ask-others").cloneNode(true).childNodes];
-    found.replaceChildren(make("ul", "matches", ...items), make("div", "ask-others", ...ask));
-    return program ? phrase("other", { program }) : phrase(ids.length ? "none-near" : "none");
+    return phrase(program ? "other" : "none", { program });
   }
 
   /** Shows what is found in a text, and returns what to say of it. */
@@ -93,7 +90,7 @@
     if (!text.trim()) return "";
     if (DUMP.test(text.slice(0, START))) return phrase("dumps");
     const matches = find(text);
-    return matches.length ? showFound(text, matches) : showNearest(text);
+    return matches.length ? showFound(text, matches) : showNone(text);
   }
 
   function showAnswer() {

@@ -110,12 +110,11 @@ def page(opened):
 def test_the_script_finds_what_the_package_finds(page):
     cases = list(logs())
     answers = """logs => logs.map(log =>
-        [clinic.find(log).map(({id, line}) => [id, line]), clinic.nearest(log),
+        [clinic.find(log).map(({id, line}) => [id, line]),
          clinic.otherProgram(log)])"""
     wanted = [
         [
             [[match.error.id, match.line] for match in errors.find(log)],
-            [error.id for error in errors.nearest(log)],
             errors.other_program(log),
         ]
         for log in cases
@@ -128,8 +127,7 @@ def test_the_script_finds_what_the_package_finds(page):
 TIMED = """([unit, size]) => {
     const log = unit.repeat(Math.ceil(size / unit.length)).slice(0, size);
     const start = performance.now();
-    const matches = clinic.find(log);
-    const near = matches.length ? [] : clinic.nearest(log);
+    clinic.find(log);
     return performance.now() - start;
 }"""
 
@@ -204,12 +202,11 @@ def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_pa
         assert page.locator("#log").input_value().endswith(f"\n{LOG}")
 
 
-def test_nothing_found_says_so_and_shows_the_nearest_or_names_the_other_program(page):
+def test_nothing_found_says_so_or_names_the_other_program(page):
     log = "ValueError: weird tensors and unexpected state_dict device failed process"
     assert not errors.find(log)
     page.locator("#log").fill(log)
     page.wait_for_selector("#found .ask-others")
-    assert ids_of(page.locator(".near h2 a")) == [error.id for error in errors.nearest(log)]
     assert "No entry matches your log" in page.locator("#log-says").inner_text()
     assert letters(page.locator("#found .ask-others").inner_text()) == letters(errors.ASK)
     page.locator("#log").fill("ggml_cuda: CUDA error: out of memory")
