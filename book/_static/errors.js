@@ -1,7 +1,7 @@
 "use strict";
-// The page book/errors.md: the box for a log, and the list that filters. What is found in a log is
-// decided in finding.js; the words are in the page itself. A log stays in
-// its field: it is neither sent nor kept, and no link holds it.
+// The page book/errors.md: the box for a log. What is found in a log is decided in finding.js; the
+// words are in the page itself. A log stays in its field: it is neither sent nor kept, and no link
+// holds it.
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
@@ -133,46 +133,8 @@
   });
   example.after(make("label", "choose-files", phrase("files"), " ", chosen));
 
-  // --- the list filters ---
-
-  const filter = one("#index-filter");
-  const QUOTES = Object.entries(errorRules.quotes).filter(([mark]) => mark.length === 1);
-  const plain = (text) =>
-    QUOTES.reduce((plain, [mark, letter]) => plain.replaceAll(mark, letter), text).toLowerCase();
-  for (const { id, patterns } of errorRules.errors) {
-    const entry = entries.get(id);
-    const words = ["message", "cause", "facts"].map((part) => one(`.error-${part}`, entry.item));
-    const pieces = patterns.map((pattern) => pattern.join(" "));
-    entry.text = plain([id, ...words.map((part) => part?.textContent ?? ""), ...pieces].join(" "));
-  }
-
-  function showFiltered() {
-    const words = plain(filter.value).split(/\s+/).filter(Boolean);
-    let count = 0;
-    for (const { item, text } of entries.values()) {
-      item.hidden = !words.every((word) => text.includes(word));
-      count += !item.hidden;
-    }
-    for (const list of all(".error-index"))
-      list.closest("section").hidden = words.length > 0 && !one("li:not([hidden])", list);
-    const says = one("#index-filter-says");
-    if (count) {
-      const name = words.length ? "some" : "all";
-      says.textContent = phrase(name, { count, all: entries.size });
-    } else says.textContent = phrase("nothing");
-  }
-
-  filter.addEventListener("input", showFiltered);
-  filter.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    event.preventDefault();
-    filter.value = "";
-    showFiltered();
-  });
-
   // --- start: empty, whatever the browser remembers ---
 
-  log.value = filter.value = "";
-  showFiltered();
-  for (const field of all(".clinic-field")) field.hidden = false;
+  log.value = "";
+  one(".clinic-field").hidden = false;
 })();

@@ -69,7 +69,7 @@ def test_every_phrase_of_the_script_is_in_the_page(pages):
     there = {phrase["data-phrase"] for phrase in pages[OPENED].select("[data-phrase]")}
     named = set(re.findall(r'phrase\("([\w-]+)"', script)) | {"only", "first", "later"}
     named |= {"follows", "follows-alone", "warning", "found-one", "found-more"}
-    assert there == named | {"none", "none-near", "all", "some"}
+    assert there == named | {"none", "other"}
 
 
 # --- what the script finds ----------------------------------------------------------------------
@@ -100,8 +100,7 @@ def logs():
 @pytest.fixture
 def page(opened):
     opened.evaluate("window.clinic ??= finding(errorRules)")
-    for field in ("#log", "#index-filter"):
-        opened.locator(field).fill("")
+    opened.locator("#log").fill("")
     opened.wait_for_function("!document.querySelector('#found').hasChildNodes()")
     yield opened
     assert opened.errors == []
@@ -229,31 +228,8 @@ def test_a_log_is_neither_sent_nor_kept_and_is_in_no_link(page):
     assert page.locator(".match").count() == 0
 
 
-# --- the list -----------------------------------------------------------------------------------
-
-
-def test_the_list_filters_while_one_types_and_escape_clears(page):
-    shown = page.locator(".error-index > li:not([hidden]) .error-message a")
-    says = page.locator("#index-filter-says")
-    page.locator("#index-filter").focus()
-    assert says.inner_text() == f"All {len(CATALOGUE)} errors."
-    page.keyboard.type("“module. UNEXPECTED")
-    assert PREFIXED in ids_of(shown)
-    assert "state-dict-keys" not in ids_of(shown)
-    assert says.inner_text() == f"{shown.count()} of {len(CATALOGUE)} errors."
-    empty = "[...document.querySelectorAll('section:has(> .error-index)')].filter(s => !s.hidden)"
-    assert page.evaluate(f"{empty}.every(s => s.querySelector('li:not([hidden])'))")
-    page.keyboard.press("Escape")
-    assert page.locator("#index-filter").input_value() == ""
-    assert shown.count() == len(CATALOGUE)
-    page.keyboard.type("nosuchword")
-    assert shown.count() == 0
-    assert "No error has these words" in says.inner_text()
-
-
 def test_answers_are_legible_in_both_themes_and_fit_a_phone(page, axe):
     page.locator("#log").fill(LOG.replace('"module', '"module' + "." * 400 + "x" * 400))
-    page.locator("#index-filter").fill("state")
     page.wait_for_selector(".match")
     assert_axe_finds_nothing(page, axe, "#found", ".clinic-field", "#all-errors")
     page.set_viewport_size({"width": PHONE, "height": 900})
