@@ -5,8 +5,8 @@
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
-  // How a dump of PyTorch's flight recorder begins, JSON or a pickle, in so many letters.
-  const DUMP = /^(\s*\{|\ufffd\x02\})(?=.*version).*(entries|pg_config)/s, START = 4096;
+  // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
+  const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
 [rank0]:   File "predict.py", line 12, in <module>
 [rank0]:     model.load_state_dict(torch.load("best.pt"))
