@@ -208,11 +208,11 @@ def seconds(text):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ten_times_as_much_of_a_hostile_text_takes_no_more_than_its_share():
-    size = 500_000
+    size = 200_000
     for piece in HOSTILE:
         text = piece * (size // len(piece) + 1)
         tenth, whole = seconds(text[: size // 10]), seconds(text[:size])
-        assert whole < 4, piece[:50]
+        assert whole < 2, piece[:50]
         assert whole < 20 * max(tenth, 0.02), piece[:50]
 
 
