@@ -21,7 +21,7 @@ from torchclinic.machine import cpu_name
 RESULTS = Path(__file__).with_name("results.json")
 TABLES = Path(__file__).with_name("tables")
 # For each, measure() of the module of that name gives a list of results.
-GROUPS = ("launching", "loading", "loop", "rungs", "checkpoints", "kills")
+GROUPS = ("launching", "loop", "rungs", "checkpoints", "kills")
 
 
 def machine():

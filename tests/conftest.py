@@ -28,8 +28,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"needs two CUDA GPUs; here: {gpus}"))
         elif item.get_closest_marker("gpu") and not gpus:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-        elif item.name == "torchclinic.cuda_start.who_starts_cuda" and gpus:
-            item.add_marker(pytest.mark.skip(reason="its example is of a machine without a GPU"))
         if item.name in LAUNCHED:
             item.add_marker(pytest.mark.slow)
         if not any(map(item.get_closest_marker, ("slow", "long", "gpu", "multigpu", "timeout"))):

@@ -113,15 +113,16 @@ def accuracy_printed(done):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Each program's output and saved file after one epoch on the bundled set."""
+    """Each program's output and saved file after one epoch on a part of the bundled set."""
     folder = tmp_path_factory.mktemp("rungs")
+    few = few_images(folder, 4000, 1000)
     results = {}
     for name in NAMES:
         path = folder / f"{name}.pt"
-        options = ["--data", data.BUNDLED, "--epochs", 1, "--lr", 0.1, "--save", path]
-        # Those that need neither torchrun nor to be the first: without importing torch again.
-        start = run if name in ("1_cpu.py", *RANKED) else run_here
-        done = start(name, *options)
+        options = ["--data", few, "--epochs", 1, "--batch-size", 32, "--lr", 0.1, "--save", path]
+        # As a reader starts them, without and with torchrun; others need not import torch again.
+        start = run if name in ("1_cpu.py", "4_ddp.py") else run_here
+        done = (run_on_ranks if name in RANKED[1:] else start)(name, *options)
         results[name] = done, path
     return results
 
@@ -135,7 +136,7 @@ def test_one_epoch_gives_a_useful_model_whose_file_predicts_as_printed(trained, 
     *where, epoch = done.stdout.splitlines()
     assert where == ["training on cpu"] * (name != "1_cpu.py")
     assert re.fullmatch(r"epoch 1: loss \d\.\d{3}, test [\d.]+%, [\d,]+ images/s", epoch)
-    assert float(accuracy_printed(done)) > 72
+    assert float(accuracy_printed(done)) > 60
     state = torch.load(path, weights_only=True)
     assert [path.name for path in path.parent.glob(f"{name}*")] == [path.name]
     model = models.LeNet()
@@ -143,7 +144,8 @@ def test_one_epoch_gives_a_useful_model_whose_file_predicts_as_printed(trained, 
     model.load_state_dict(dict(zip(model.state_dict(), state.values(), strict=True)))
     fashion = data.load_dataset()
     with torch.inference_mode():
-        right = model(fashion.normalise(fashion.test_images)).argmax(1) == fashion.test_labels
+        scores = model(fashion.normalise(fashion.test_images[:1000]))
+        right = scores.argmax(1) == fashion.test_labels[:1000]
     assert accuracy_printed(done) == f"{100 * right.float().mean():.2f}"
 
 
@@ -246,8 +248,7 @@ def test_saving_touches_only_its_target_through_a_link_and_under_a_name_of_its_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("name", ["1_cpu.py", "4_ddp.py"])
+@pytest.mark.parametrize(("name", "method"), [("1_cpu.py", "spawn"), ("4_ddp.py", "forkserver")])
 def test_workers_that_import_the_file_again_change_nothing(name, method, tmp_path):
     """As by default on macOS, Windows and, from Python 3.14 on, Linux."""
     start = f"import multiprocessing, runpy, sys; multiprocessing.set_start_method('{method}');"
@@ -255,7 +256,7 @@ def test_workers_that_import_the_file_again_change_nothing(name, method, tmp_pat
     options = ["--data", few_images(tmp_path, 64), "--epochs", "2", "--batch-size", "16", "--save"]
     plain, worked = tmp_path / "0.pt", tmp_path / "2.pt"
     assert run_here(name, *options, plain).returncode == 0
-    program = [ROOT / "rungs" / name, *options, worked, "--workers", "2"]
+    program = [ROOT / "rungs" / name, *options, worked, "--workers", "1"]
     ran("python", "-c", start, *program, env=os.environ | WITHOUT_GPUS | ONLY_RANK)
     expected, found = torch.load(plain), torch.load(worked)
     assert all(torch.equal(expected[key], found[key]) for key in expected)

@@ -1,7 +1,7 @@
-"""What chapters 12 and 13 say of FSDP and only say, with sizes that ranks cannot share evenly.
+"""Chapter 12's FSDP by hand with sizes that ranks cannot share evenly, and files of shards.
 
-What it shows, it shows by cells that assert: training as DDP does, saving and loading on another
-number of ranks, a killed save.
+What the chapter shows, it shows by cells that assert: training as DDP does, saving and loading on
+another number of ranks, a killed save.
 """
 
 from pathlib import Path
@@ -13,11 +13,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,8 +20,6 @@ from torchclinic.checkpoint_files import CheckpointError, fix_checkpoint, inspec
 from torchladder.launching import launch
 
 CHAPTER = Path(__file__).parent.parent / "notebooks" / "12_rung_5_fsdp.ipynb"
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 pytestmark = pytest.mark.slow
 
@@ -42,22 +35,10 @@ def build():
     return nn.Sequential(*layers).double()
 
 
-def sharded(net, **options):
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in net:
-        if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(net, mesh=mesh, **options)
-
-
-def loss(net, part=slice(None)):
+def loss(net):
     """Of this rank's share of a batch of 24."""
     x = torch.randn(24, 12, generator=torch.Generator().manual_seed(0)).double()
-    return net(x[dist.get_rank() :: dist.get_world_size()][part]).square().mean()
-
-
-def whole(tensors):
-    return torch.cat([tensor.full_tensor().detach().flatten() for tensor in tensors])
+    return net(x[dist.get_rank() :: dist.get_world_size()]).square().mean()
 
 
 def gradients():
@@ -85,34 +66,12 @@ def test_the_chapters_fsdp_by_hand_gives_the_gradients_of_ddp_where_ranks_share_
         assert not layer[len(expected) :].any(), "what was added to make the parts equal"
 
 
-def test_accumulation_and_state_dicts_are_as_the_chapter_says():
-    def said():
-        net = sharded(build())
-        for part, last in [(slice(0, 6), False), (slice(6, 12), True)]:
-            net.set_requires_gradient_sync(last)
-            (loss(net, part) / 2).backward()
-        accumulated = whole(p.grad for p in net.parameters())
-        net.zero_grad()
-        loss(net).backward()
-        at_once = whole(p.grad for p in net.parameters())
-        torch.testing.assert_close(accumulated, at_once, rtol=0, atol=1e-12)
-
-        for p in net.parameters():
-            nn.init.zeros_(p)
-        state = build().state_dict() if dist.get_rank() == 0 else {}
-        set_model_state_dict(net, state, options=BROADCAST)
-        expected = torch.cat([p.detach().flatten() for p in build().parameters()])
-        assert torch.equal(whole(net.parameters()), expected)
-        return list(get_model_state_dict(net, options=WHOLE))
-
-    assert on_ranks(said) == [list(build().state_dict()), []]
-
-
 def test_inspect_and_fix_say_what_a_folder_of_shards_and_one_ranks_shards_are(tmp_path):
     folder, alone = tmp_path / "step_3", tmp_path / "rank0.pt"
 
     def save():
-        state = {"model": sharded(build()).state_dict()}
+        mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+        state = {"model": fully_shard(build(), mesh=mesh).state_dict()}
         dcp.save(state, checkpoint_id=folder)
         if dist.get_rank() == 0:
             torch.save(state, alone)

@@ -28,7 +28,6 @@ class Host:
     keeps: str = "kept"  # what becomes of files beside the notebook
     gpu: str = "a machine with an NVIDIA GPU and its driver"  # what to do for one
     two_gpus: str = "a machine with two, such as Kaggle's"
-    newest: str = ""  # what to do for newer versions, before anything is installed
     # What to do for data if nothing can be downloaded.
     data: str = "Go online, or name the files' folder: os.environ['TORCHLADDER_DATA'] = 'a folder'"
 
@@ -38,7 +37,6 @@ ON_KAGGLE = Host(
     keeps="kept by Save Version > Save & Run All",
     gpu="Settings > Accelerator > GPU T4 x2",
     two_gpus="Settings > Accelerator > GPU T4 x2",
-    newest="Choose Settings > Environment > Always use latest environment, and restart. ",
     data=f"Either Add Input > Datasets > {DATA_SET}, or Settings > Turn on internet (needs a "
     "phone number verified)",
 )
@@ -47,7 +45,6 @@ ON_COLAB = Host(
     keeps="gone when the runtime ends; download them under Files",
     gpu="Runtime > Change runtime type > T4 GPU",
     two_gpus="Colab lends one; Kaggle lends two, free of charge",
-    newest="Choose Runtime > Change runtime type > Runtime version > Latest. ",
     data="Colab has internet, so try again in a minute; or upload the files under Files, on the "
     "left, and name their folder: os.environ['TORCHLADDER_DATA'] = '/content'",
 )
@@ -93,8 +90,8 @@ def check_session(*, needs_data: bool = False, two_gpus: bool = False, rungs: bo
     here, names = host(), gpu_names()
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         raise SessionError(
-            f"torch {torch.__version__} is too old: 2.10 or later is needed. {here.newest}"
-            f"Or, with internet, run {INSTALL_TORCH} and restart the session."
+            f"torch {torch.__version__} is too old: 2.10 or later is needed. Choose the latest "
+            f"environment in the settings, or, with internet, run {INSTALL_TORCH} and restart."
         )
     print(f"torchladder {__version__} on {here.name}")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} CPUs")

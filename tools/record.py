@@ -1,7 +1,7 @@
 """Run the GPU tests and all chapters on this machine, and keep what came out in ``runs/<machine>``.
 
     python tools/record.py 1xH200
-    python tools/record.py 1xH200 --minutes 9 --archive recorded.tar.gz    # again to go on
+    python tools/record.py 1xH200 --minutes 9 --runs kept    # again, to go on in that folder
 
 The machine's name is a claim; where it is not true, nothing runs. Each part is kept as soon as it
 has ended, a chapter that fails as far as it got, and what has passed is not run again. For a
@@ -20,7 +20,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -37,12 +36,9 @@ SAME = ("machine", "gpus", "torch", "commit")  # or it is another run
 class Record:
     """``runs/<machine>``: a notebook for each chapter, and ``machine.json`` about all of it."""
 
-    def __init__(self, folder: Path, facts: dict, archive: Path | None, until: float) -> None:
-        self.folder, self.archive, self.until = folder, archive, until
+    def __init__(self, folder: Path, facts: dict, until: float) -> None:
+        self.folder, self.until = folder, until
         self.file, self.clean = folder / "machine.json", cleaner()
-        if archive and archive.exists() and not self.file.exists():
-            with tarfile.open(archive) as packed:
-                packed.extractall(folder.parent, filter="data")
         before = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
         goes_on = all(before.get(key) == facts[key] for key in SAME)
         self.facts = before if goes_on else facts | {"parts": {}}
@@ -60,11 +56,6 @@ class Record:
         self.facts["parts"][name] = outcome
         write_text(json.dumps(self.facts, indent=1, ensure_ascii=False) + "\n", self.file)
         print(f"{name}: {outcome['ended']}, {outcome['seconds']} s", flush=True)
-        if self.archive:
-            temporary = self.archive.with_name(f".{self.archive.name}")
-            with tarfile.open(temporary, "w:gz") as packed:
-                packed.add(self.folder, self.folder.name)
-            os.replace(temporary, self.archive)
 
 
 def run_notebook(path: Path, target: Path, limit: int, clean) -> dict:
@@ -158,7 +149,6 @@ def main() -> int:
     parser.add_argument("machine", help="what this machine is: cpu, 1xH200, 2xT4 ...")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", metavar="FOLDER")
     parser.add_argument("--minutes", type=float, default=60, help="begin nothing after so long")
-    parser.add_argument("--archive", type=Path, help="keep all of it in this file, too, and go on")
     parser.add_argument("--only", default="", metavar="WORD", help="parts with WORD in their name")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
@@ -172,7 +162,7 @@ def main() -> int:
     parts = {name: path for name, path in parts_of_the_book().items() if options.only in name}
     with tempfile.TemporaryDirectory() as programs:
         prepare_environment(Path(programs))
-        record = Record(options.runs / options.machine, facts, options.archive, until)
+        record = Record(options.runs / options.machine, facts, until)
         for name, path in parts.items():
             record.run(name, path)
     outcomes = record.facts["parts"]

@@ -177,9 +177,7 @@ def rows_of(job: Job, start: float) -> list[dict]:
     """What rank 0 printed after an epoch or some steps, as numbers."""
     rows = []
     for when, line in job.lines:
-        if found := re.match(
-            r"(epoch|step) (\d+): loss ([\d.]+), (test|validation) ([\d.]+)", line
-        ):
+        if found := re.match(ROW, line):
             unit, number, loss, kind, value = found.groups()
             row = {unit: int(number), "loss": float(loss), kind: float(value)}
             rows.append(row | {"seconds": round(when - start, 1)})

@@ -1,7 +1,6 @@
 """The API reference: what each command prints, and what autodoc gets wrong."""
 
 import os
-import re
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from unittest.mock import patch
@@ -10,8 +9,6 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from torchclinic import cli
-
-LINES = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
 
 
 def write_factories(app, what, name, obj, options, signature, returns):
@@ -22,17 +19,6 @@ def write_factories(app, what, name, obj, options, signature, returns):
 def leave_out(app, what, name, obj, skip, options):
     """A field of a named tuple without a line of its own says only which number it has."""
     return True if (getattr(obj, "__doc__", "") or "").startswith("Alias for field") else None
-
-
-def lines_of_signatures(app, page, template, context, doctree):
-    """Sphinx puts the lines of a long signature into a ``dl`` without terms, which HTML forbids."""
-    if doctree and page.startswith("book/api/"):
-        context["body"] = LINES.sub(
-            lambda lines: (
-                lines[1].replace("<dd>", '<span class="sig-line">').replace("</dd>", "</span>")
-            ),
-            context["body"],
-        )
 
 
 class CommandHelp(SphinxDirective):
@@ -66,6 +52,5 @@ def setup(app):
     app.add_directive("command-help", CommandHelp)
     app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-signature", write_factories)
-    app.connect("html-page-context", lines_of_signatures)
     app.connect("missing-reference", leave_as_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,19 +1,16 @@
-"""The error clinic: anchors of its entries, the index of them, and the box that takes a log.
+"""The error clinic: anchors of its entries, the index of them, and the rules for a log.
 
 Every section of a notebook ``errors_NAME`` is an entry of the catalogue, and its anchor is the
-entry's id. The directive ``error-index`` lists the entries of a part, ``symptoms`` those that it
-names; ``log-box`` and ``index-filter`` are fields for the page's script, whose argument is their
-label, and ``ask-others`` says what to collect. The rules by which the script finds entries in a log
-are written into the site as a script, so that the page works from a file, too.
+entry's id. The directive ``error-index`` lists the entries of a part, and ``ask-others`` says what
+to collect. The rules by which the page's script finds entries in a log are written into the site as
+a script, so that the page works from a file, too.
 """
 
 import json
 import re
-from html import escape
 from pathlib import Path
 from posixpath import relpath
 
-from controls import raw
 from docutils import nodes
 from site_pages import add_description
 from sphinx.transforms import SphinxTransform
@@ -78,7 +75,7 @@ def name_section(document, section, name):
 
 
 class Index(SphinxDirective):
-    """The entries of a part: message, cause, what to do, where one meets it, code that works."""
+    """The entries of a part: message, cause, what to do, code that works."""
 
     required_arguments = 1
 
@@ -90,7 +87,6 @@ class Index(SphinxDirective):
             cause, fix = error.in_brief
             told = {"message": link, "cause": cause, "fix": fix}
             parts = [self.paragraph(f"error-{name}", text) for name, text in told.items()]
-            parts += [nodes.paragraph("", facts(error), classes=["error-facts"])]
             if error.works:
                 code = nodes.literal_block(error.works, error.works, language="ipython3")
                 parts += [nodes.container("", code, classes=["error-works"])]
@@ -105,64 +101,8 @@ class Index(SphinxDirective):
         return paragraph
 
 
-class Symptoms(SphinxDirective):
-    """Links to entries that have no message, each of which is found by what one sees."""
-
-    has_content = True
-
-    def run(self):
-        note_catalogue(self.env)
-        listed = [errors.catalogue()[name] for name in self.content]
-        links = [f"- [{e.message}]({moved(f'{e.page}.ipynb')}#{e.id})" for e in listed]
-        return self.parse_text_to_nodes("\n".join(links))
-
-
 def moved(path):
     return relpath(f"notebooks/{path}", "book")
-
-
-def facts(error):
-    """What it takes to meet an error, and of which kind it is if it is no plain one."""
-    words = {
-        "2 processes": "with several processes",
-        "gpu": "with a GPU",
-        "2 gpus": "with several GPUs",
-        "follows": "follows from another error",
-        "warning": "a warning",
-        "silent": "no message",
-    }
-    return " · ".join(words[fact] for fact in (error.needs, error.kind) if fact in words)
-
-
-class Field(SphinxDirective):
-    """A field with a label, a hint and where the script answers; hidden without a script."""
-
-    has_content = True
-    required_arguments = 1
-    final_argument_whitespace = True
-    id = field = ""
-
-    def run(self):
-        label = f'<label for="{self.id}">{escape(self.arguments[0])}</label>'
-        hint = self.parse_content_to_nodes()
-        for paragraph in hint:
-            paragraph["ids"].append(f"{self.id}-hint")
-            paragraph["classes"].append("field-hint")
-        says = f'<p class="field-says" id="{self.id}-says" role="status"></p></div>'
-        start = raw(f'<div class="clinic-field" hidden>{label}')
-        return [start, *hint, raw(self.field), raw(says)]
-
-
-class LogBox(Field):
-    id = "log"
-    field = """<textarea id="log" rows="9" wrap="off" aria-describedby="log-hint"
- autocomplete="off" autocapitalize="off" spellcheck="false"></textarea>"""
-
-
-class IndexFilter(Field):
-    id = "index-filter"
-    field = """<input type="text" id="index-filter" aria-describedby="index-filter-hint"
- autocomplete="off" autocapitalize="off" spellcheck="false">"""
 
 
 class AskOthers(SphinxDirective):
@@ -184,17 +124,13 @@ def write_rules(app, env):
 def describe(app, page, template, context, doctree):
     """For search engines: the notebooks of the clinic all open with the same paragraph."""
     if doctree and (notebook := NOTEBOOK.fullmatch(page)):
-        count = len(entries(notebook[1]))
-        told = "{title}: {count} errors of PyTorch, each with code that fails and works."
-        add_description(context, told.format(title=context["title"], count=count))
+        count = f"{context['title']}: {len(entries(notebook[1]))} errors of PyTorch"
+        add_description(context, f"{count}, each with code that fails and works.")
 
 
 def setup(app):
     app.add_transform(Anchors)
     app.add_directive("error-index", Index)
-    app.add_directive("symptoms", Symptoms)
-    app.add_directive("log-box", LogBox)
-    app.add_directive("index-filter", IndexFilter)
     app.add_directive("ask-others", AskOthers)
     app.connect("env-updated", write_rules)
     app.connect("html-page-context", describe, priority=400)  # before site_pages describes it

@@ -14,7 +14,6 @@ from sphinx.util import logging
 
 LOGGER = logging.getLogger(__name__)
 FRAME = '<figure class="torchladder-figure mechanism" role="img" aria-label="{}">{}</figure>'
-WIDER = r'width="512" height="\1" style="--height: \1px; \2" preserveAspectRatio="none"'
 
 
 class InlineSvg(SphinxPostTransform):
@@ -29,8 +28,6 @@ class InlineSvg(SphinxPostTransform):
                 LOGGER.warning("a picture needs a paragraph of its own", location=image)
                 continue
             svg = Path(self.app.srcdir, image["uri"]).read_text(encoding="utf-8").strip()
-            # For `.mechanism`: as wide as the text, where there is room, and no higher.
-            svg = re.sub(r'width="512" height="(\d+)" style="([^"]*)"', WIDER, svg, count=1)
             html = FRAME.format(escape(image.get("alt", "")), svg)
             image.parent.replace_self(nodes.raw("", html, format="html"))
 

@@ -79,24 +79,22 @@ class Rungs(SphinxDirective):
             file = Path(self.env.app.srcdir, "rungs", rung["program"])
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
-        rows = [row(*pair) for pair in zip(rungs, [rungs[0], *rungs], strict=False)]
-        parts = [rendered("landing.html", rungs=rows, batch=BATCH)]
-        for number, rung in enumerate(rungs):
-            parts += self.panel(rung, {"before": rungs[max(0, number - 1)], "first": rungs[0]})
+        pairs = list(zip(rungs, [rungs[0], *rungs], strict=False))
+        parts = [rendered("landing.html", rungs=[row(*pair) for pair in pairs], batch=BATCH)]
+        for pair in pairs:
+            parts += self.panel(*pair)
         return [*parts, raw("</fieldset>")]
 
-    def panel(self, rung, compared):
+    def panel(self, rung, below):
         says = f"[](../notebooks/{rung['chapter']}.ipynb). {rung['says']}"
         parts = [raw(f'<div class="rung-panel" data-rung="{rung["name"]}">')]
         parts += self.parse_text_to_nodes(says)
-        for since, other in compared.items():
-            lines = [from_the_data_to_the_step(program["text"]) for program in (other, rung)]
-            code = "\n".join(
-                f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
-                for line in new_lines(*lines)
-            )
-            parts.append(raw(f'<pre class="since-{since}" tabindex="0">{code}</pre>'))
-        return [*parts, raw("</div>")]
+        lines = [from_the_data_to_the_step(program["text"]) for program in (below, rung)]
+        code = "\n".join(
+            f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
+            for line in new_lines(*lines)
+        )
+        return [*parts, raw(f'<pre tabindex="0">{code}</pre></div>')]
 
 
 def row(rung, below):

@@ -79,14 +79,14 @@ def note(app, machine, chapter):
     """What stands at the top of a recorded page, as Markdown."""
     facts = app.recorded_runs[machine]
     told = (
-        "This page as it ran on **{machine}** on {date}, with PyTorch {torch}. The text is the "
-        "chapter's, and the numbers in it are those of the chapter's own outputs. "
-        "[More about this run]({page})."
-    ).format(machine=label(machine), date=facts["date"], torch=facts["torch"], page=f"/{WHERE}.md")
+        f"This page as it ran on **{label(machine)}** on {facts['date']}, with PyTorch "
+        f"{facts['torch']}. The text is the chapter's, and the numbers in it are those of the "
+        f"chapter's own outputs. [More about this run](/{WHERE}.md)."
+    )
     ended = facts["parts"].get(chapter, {}).get("ended", "passed")
     if ended != "passed":
-        stopped = "It did not reach its end: `{error}`. The cells after that have no outputs."
-        told += " " + stopped.format(error=ended.replace("`", "'"))
+        error = ended.replace("`", "'")
+        told += f" It did not reach its end: `{error}`. The cells after that have no outputs."
     return f":::{{admonition}} A recorded run\n:class: note\n{told}\n:::"
 
 
@@ -166,11 +166,8 @@ def machines_list(app):
     """Every recorded run: the machine, the software, and what passed and what failed there."""
     for machine, facts in app.recorded_runs.items():
         pages = recorded(app, machine)
-        head = "**{machine}**, on {date}, commit {commit}: {facts}. Run there:"
-        commit = (facts["commit"] or "not known")[:12]
-        yield head.format(
-            machine=label(machine), date=facts["date"], commit=commit, facts=told_of(facts)
-        )
+        when = f"on {facts['date']}, commit {(facts['commit'] or 'not known')[:12]}"
+        yield f"**{label(machine)}**, {when}: {told_of(facts)}. Run there:"
         yield ""
         for name, part in facts["parts"].items():
             link = f"[{short(name)}](../{pages[name]}.ipynb)" if name in pages else f"`{name}`"

@@ -103,8 +103,7 @@ def add_files(app, page, template, context, doctree):
 def describe(app, pagename, templatename, context, doctree):
     """Describe the pages that have no text, for search engines."""
     if '"description"' not in context.get("metatags", ""):
-        described = "A page of {book}: {page}"
-        add_description(context, described.format(book=app.config.html_title, page=pagename))
+        add_description(context, f"A page of {app.config.html_title}: {pagename}")
 
 
 def add_description(context, text):

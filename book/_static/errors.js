@@ -1,12 +1,12 @@
 "use strict";
-// The page book/errors.md: the box for a log, and the list that filters. What is found in a log is
-// decided in finding.js; the words are in the page itself. A log stays in
-// its field: it is neither sent nor kept, and no link holds it.
+// The page book/errors.md: the box for a log. What is found in a log is decided in finding.js; the
+// words are in the page itself. A log stays in its field: it is neither sent nor kept, and no link
+// holds it.
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
-  // How a dump of PyTorch's flight recorder begins, JSON or a pickle, in so many letters.
-  const DUMP = /^(\s*\{|\ufffd\x02\})(?=.*version).*(entries|pg_config)/s, START = 4096;
+  // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
+  const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
 [rank0]:   File "predict.py", line 12, in <module>
 [rank0]:     model.load_state_dict(torch.load("best.pt"))
@@ -14,7 +14,7 @@
 [rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
-  const { find, nearest, otherProgram, shown } = finding(errorRules);
+  const { find, otherProgram, shown } = finding(errorRules);
 
   // --- the list: each entry by its id ---
 
@@ -78,13 +78,10 @@
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
-  function showNearest(text) {
+  function showNone(text) {
+    found.replaceChildren(one(".ask-others").cloneNode(true));
     const program = otherProgram(text);
-    const ids = program ? [] : nearest(text);
-    const items = ids.map((id) => answer(id, "near", make("p", "", phrase("near"))));
-    const ask = [...one(".ask-others").cloneNode(true).childNodes];
-    found.replaceChildren(make("ul", "matches", ...items), make("div", "ask-others", ...ask));
-    return program ? phrase("other", { program }) : phrase(ids.length ? "none-near" : "none");
+    return phrase(program ? "other" : "none", { program });
   }
 
   /** Shows what is found in a text, and returns what to say of it. */
@@ -93,7 +90,7 @@
     if (!text.trim()) return "";
     if (DUMP.test(text.slice(0, START))) return phrase("dumps");
     const matches = find(text);
-    return matches.length ? showFound(text, matches) : showNearest(text);
+    return matches.length ? showFound(text, matches) : showNone(text);
   }
 
   function showAnswer() {
@@ -136,46 +133,8 @@
   });
   example.after(make("label", "choose-files", phrase("files"), " ", chosen));
 
-  // --- the list filters ---
-
-  const filter = one("#index-filter");
-  const QUOTES = Object.entries(errorRules.quotes).filter(([mark]) => mark.length === 1);
-  const plain = (text) =>
-    QUOTES.reduce((plain, [mark, letter]) => plain.replaceAll(mark, letter), text).toLowerCase();
-  for (const { id, patterns } of errorRules.errors) {
-    const entry = entries.get(id);
-    const words = ["message", "cause", "facts"].map((part) => one(`.error-${part}`, entry.item));
-    const pieces = patterns.map((pattern) => pattern.join(" "));
-    entry.text = plain([id, ...words.map((part) => part?.textContent ?? ""), ...pieces].join(" "));
-  }
-
-  function showFiltered() {
-    const words = plain(filter.value).split(/\s+/).filter(Boolean);
-    let count = 0;
-    for (const { item, text } of entries.values()) {
-      item.hidden = !words.every((word) => text.includes(word));
-      count += !item.hidden;
-    }
-    for (const list of all(".error-index"))
-      list.closest("section").hidden = words.length > 0 && !one("li:not([hidden])", list);
-    const says = one("#index-filter-says");
-    if (count) {
-      const name = words.length ? "some" : "all";
-      says.textContent = phrase(name, { count, all: entries.size });
-    } else says.textContent = phrase("nothing");
-  }
-
-  filter.addEventListener("input", showFiltered);
-  filter.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    event.preventDefault();
-    filter.value = "";
-    showFiltered();
-  });
-
   // --- start: empty, whatever the browser remembers ---
 
-  log.value = filter.value = "";
-  showFiltered();
-  for (const field of all(".clinic-field")) field.hidden = false;
+  log.value = "";
+  one(".clinic-field").hidden = false;
 })();

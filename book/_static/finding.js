@@ -1,11 +1,9 @@
 "use strict";
-// find and nearest of src/torchclinic/errors.py, by the rules that errors.rules() gives; what they
-// mean is said there. A test compares both on the same logs.
+// find of src/torchclinic/errors.py, by the rules that errors.rules() gives; what they mean is said
+// there. A test compares both on the same logs.
 const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
   const PREFIX = new RegExp(rules.prefix, "y");
-  const TELLING = new RegExp(rules.telling);
-  const WORD = new RegExp(rules.word, "g");
 
   /** The log without prefixes, colours and white space, in ASCII, with one kind of quotes; where
    *  its lines start, and where it ends; and which four letters follow each other in it. */
@@ -163,24 +161,5 @@ const finding = (rules) => {
     return { text: line, marks };
   }
 
-  // --- when nothing is found ---
-
-  /** Ids of entries that share rare words with what a log says of an error, as errors.nearest. */
-  function nearest(log, most = 3) {
-    const lines = log.split("\n");
-    const telling = lines.filter((line) => TELLING.test(line)).slice(-50);
-    // The first 2000 characters, as Python counts them.
-    const head = (line) => [...line.slice(0, 4000)].slice(0, 2000).join("");
-    const said = (telling.length ? telling : lines.slice(-20)).map(head).join("\n");
-    const words = new Set(said.match(WORD));
-    const scored = rules.errors.map(({ id, words: own }) => {
-      const shared = own.filter((word) => words.has(word));
-      const score = shared.reduce((sum, word) => sum + rules.weights[word], 0);
-      return { id, score: shared.length >= 2 ? score : 0 };
-    });
-    const near = scored.filter(({ score }) => score > 0).sort((a, b) => b.score - a.score);
-    return near.slice(0, most).map(({ id }) => id);
-  }
-
-  return { find, nearest, otherProgram, shown };
+  return { find, otherProgram, shown };
 };

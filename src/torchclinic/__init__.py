@@ -1,8 +1,7 @@
 """What is wrong here, and what do I do? The tools that a reader of *The Device Ladder* takes away.
 
 `errors` explains a log, `checkpoint_files` inspects, mends and loads files of any framework,
-`doctor` looks at machines, `where` and `cuda_start` find the line, `will_it_fit` knows before you
-train.
+`doctor` looks at machines, `where` finds the tensor, `will_it_fit` knows before you train.
 """
 
 __version__ = "0.2.0"

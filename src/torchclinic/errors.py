@@ -17,7 +17,6 @@ import textwrap
 import tomllib
 import traceback
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -39,13 +38,6 @@ COLOUR += r"|</?(?:span|font)(?: [^<>\n]{0,200})?>"  # of a page's source
 # Of lines. Written so that Python's re.ASCII and JavaScript read them alike: \s would differ.
 BLANK = r"[ \t\r\f\v\u00a0\u3000\ufeff]"
 END = rf"(?={BLANK}|\n|$)"
-# Lines that say what is wrong, if no pattern does; and their words, without the names of modules.
-TELLING = re.compile(
-    r"(?:[Ee]rror|Exception|Warning|what\(\))(?:\(s\))?[^ ]{0,12}: "
-    r"|Missing|Unexpected|[Mm]ismatch|annot |must ",
-    re.ASCII,
-)
-WORD = re.compile(r"\b[A-Za-z_]{4,40}\b(?!\.\w)", re.ASCII)
 # The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
 ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 # Whose a line is: by its prefix (torch, mpirun), in torchrun's summary, as srun says.
@@ -303,44 +295,14 @@ def _around(line: str, place: int, most: int = 240) -> str:
     return f"{'... ' * (start > 0)}{shown}{' ...' * (start + most < len(line))}"
 
 
-# --- when nothing is found ----------------------------------------------------------------------
-
-
-def nearest(log: str, most: int = 3) -> list[Error]:
-    """Entries that share rare words with the lines of a log that speak of an error; the best first.
-
-    They are a guess for a reader whose error is not in the catalogue: none may be right.
-    """
-    lines = log.split("\n")
-    telling = [line for line in lines if TELLING.search(line)][-50:] or lines[-20:]
-    words = set(WORD.findall("\n".join(line[:2000] for line in telling)))
-    shared = {name: own & words for name, own in _words().items() if len(own & words) >= 2}
-    best = sorted(shared, key=lambda name: -sum(_weights()[word] for word in shared[name]))
-    return [catalogue()[name] for name in best[:most]]
-
-
-@cache
-def _words() -> dict[str, set[str]]:
-    """For each entry the words of its message and patterns."""
-    texts = {e.id: " ".join([e.message, *e.patterns]) for e in catalogue().values()}
-    return {name: set(WORD.findall(text)) for name, text in texts.items()}
-
-
-@cache
-def _weights() -> dict[str, int]:
-    """How rare a word is: in how many entries it is not, for each in which it is."""
-    counts = Counter(word for words in _words().values() for word in words)
-    return {word: len(_words()) // count for word, count in sorted(counts.items())}
-
-
 def rules() -> dict:
-    """All that the paste box needs to find what `find` and `nearest` find, for JSON."""
+    """All that the paste box needs to find what `find` finds, for JSON."""
     told = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES, "colour": COLOUR}
     told |= {"prefix": PREFIX, "environment": ENVIRONMENT, **page("other_programs")}
-    told |= {"telling": TELLING.pattern, "word": WORD.pattern, "weights": _weights()}
-    told["errors"] = [{"id": e.id, "kind": e.kind, "over": e.over} for e in catalogue().values()]
-    for rule in told["errors"]:
-        rule |= {"patterns": _patterns(rule["id"]), "words": sorted(_words()[rule["id"]])}
+    told["errors"] = [
+        {"id": e.id, "kind": e.kind, "over": e.over, "patterns": _patterns(e.id)}
+        for e in catalogue().values()
+    ]
     return told
 
 
@@ -348,15 +310,12 @@ def rules() -> dict:
 
 
 def explain(log: str, found: list[Match] | None = None) -> str:
-    """What `find` finds in a log (or has `found`), or `nearest`, for a terminal."""
+    """What `find` finds in a log (or has `found`), for a terminal."""
     found = find(log) if found is None else found
     if other := not found and other_program(log):
         return "\n\n".join([_wrapped(NOT_PYTORCH.format(other)), ASK])
     if not found:
-        guesses = [_heading(error, "  ") for error in nearest(log)]
-        near = ["The nearest, which may all be about something else:", *guesses]
-        told = ["No entry of the catalogue has these words.", "\n".join(near) if guesses else ""]
-        return "\n\n".join(filter(None, [*told, ASK]))
+        return f"No entry of the catalogue has these words.\n\n{ASK}"
     first, *others = found
     error = first.error
     also = "\n".join(["Also in your log:", *map(_also, others)])
@@ -396,9 +355,7 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
 
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
     """
-    other = other_program(log)
-    near = [] if found or other else [error.id for error in nearest(log)]
-    told = {"matches": list(map(_record, found)), "nearest": near, "other_program": other}
+    told = {"matches": list(map(_record, found)), "other_program": other_program(log)}
     return json.dumps({"version": 1, **told, **more}, indent=1)
 
 

@@ -1,12 +1,11 @@
 """From the dumps of PyTorch's flight recorder to the rank that did not make a call.
 
-A dump holds the last collectives of one rank: a pickle of plain data, or JSON, which lacks the
-stacks. Nearly every hang has one cause: a rank did not make a call that the others made, or made
-it with something else. So the calls of all ranks are compared, group by group, by their number.
+A dump holds the last collectives of one rank, as a pickle of plain data. Nearly every hang has one
+cause: a rank did not make a call that the others made, or made it with something else. So the calls
+of all ranks are compared, group by group, by their number.
 """
 
 import io
-import json
 import pickle
 import re
 import sys
@@ -61,8 +60,8 @@ def _begins_as_dump(file: Path) -> bool:
 
 def is_dump(start: bytes) -> bool:
     """Whether a file that begins so may be a dump."""
-    begins = start.startswith(b"\x80\x02}") or start.lstrip().startswith(b"{")
-    return begins and b"version" in start and (b"entries" in start or b"pg_config" in start)
+    named = b"version" in start and (b"entries" in start or b"pg_config" in start)
+    return start.startswith(b"\x80\x02}") and named
 
 
 def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
@@ -93,8 +92,7 @@ def _error(word: str, **gaps: object) -> UserError:
 
 def _load(name: str, content: bytes) -> dict:
     try:
-        pickled, file = content.startswith(b"\x80"), io.BytesIO(content)
-        dump = _Data(file).load() if pickled else json.load(file, parse_constant=int)
+        dump = _Data(io.BytesIO(content)).load()
         version = _text(dump["version"])
     except Exception as error:  # of whatever kind an unpickler ends with
         unknown = isinstance(error, KeyError | TypeError) or not is_dump(content[:4096])

@@ -1,11 +1,10 @@
-"""Where a call comes from or failed, told by frames that a reader knows: a cell, not a library."""
+"""Where a call failed, told by frames that a reader knows: a cell, not a library."""
 
 import linecache
 import os
 import re
 import sys
 import traceback
-from types import FrameType
 
 STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
@@ -57,34 +56,6 @@ def describe(error: BaseException, cells: Cells, *, hide: str) -> str:
     # The headline is where readers look first; at the traceback's end it would only be repeated.
     frames = "".join(report.format()).rstrip().removesuffix(headline).rstrip()
     return f"{headline}\n\n{frames}"
-
-
-def caller(frame: FrameType) -> FrameType | None:
-    """The innermost frame, from `frame` outwards, that is not of the standard library."""
-    calls = (call for call, _ in traceback.walk_stack(frame))
-    return next((c for c in calls if not _of_the_standard_library(c.f_code.co_filename)), None)
-
-
-def calls_down_to(
-    innermost: FrameType, outermost: FrameType | None
-) -> list[traceback.FrameSummary]:
-    """The calls from one frame down to another, without the standard library and most of PyTorch.
-
-    A call inside PyTorch is kept if it is the last outside of torch.cuda: below the import of
-    ``torch._inductor``, say, it is the line that asked.
-    """
-    stack = []
-    for call in traceback.walk_stack(innermost):
-        stack.append(call)
-        if call[0] is outermost:  # never in another thread, whose stack is shown whole
-            break
-    calls = traceback.StackSummary.extract(reversed(stack))
-    pytorch = os.path.join(os.path.dirname(sys.modules["torch"].__file__), "")
-    cuda = os.path.join(pytorch, "cuda")
-    yours = [call for call in calls if not _of_the_standard_library(call.filename)]
-    *above, last = [call for call in yours if not call.filename.startswith(cuda)] or calls
-    above = [call for call in above if not call.filename.startswith(pytorch)]
-    return _labelled([*above, last], cell_sources())
 
 
 def _of_the_standard_library(file: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchclinic import errors
-from torchclinic.errors import catalogue, explain, find, nearest
+from torchclinic.errors import catalogue, explain, find
 
 LOGS = Path(__file__).parent / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
@@ -102,8 +102,7 @@ def small(monkeypatch):
         entry("prefixed", "ERROR: bus in worker"),
     ]
     monkeypatch.setattr(errors, "catalogue", lambda: {entry.id: entry for entry in entries})
-    for cached in (errors._patterns, errors._words, errors._weights):
-        monkeypatch.setattr(errors, cached.__name__, cached.__wrapped__)
+    monkeypatch.setattr(errors, "_patterns", errors._patterns.__wrapped__)
 
 
 @pytest.mark.usefixtures("small")
@@ -186,29 +185,6 @@ def test_who_failed_first_is_told_if_torchrun_or_srun_say_so():
     assert "first" not in explain(OF).partition("Why:")[0]
 
 
-# --- when nothing is found ----------------------------------------------------------------------
-
-TRACEBACK = """Traceback (most recent call last):
-  File "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1787, in _call_impl
-    return forward_call(*args, **kwargs)
-torch.distributed.elastic.RuntimeError: {}
-"""
-
-
-def test_the_nearest_entries_of_a_message_in_other_words_nearly_always_hold_its_own():
-    """A third of its words replaced, in the traceback of a library."""
-    told = {entry.id: entry for entry in catalogue().values() if entry.kind == "error"}
-    missed = []
-    for name, entry in told.items():
-        words = entry.message.strip("`").split(" ")
-        words = [word if number % 3 else "xxxx" for number, word in enumerate(words)]
-        text = TRACEBACK.format(" ".join(words))
-        if name not in [error.id for error in nearest(text)]:
-            missed.append(name)
-    assert len(missed) <= len(told) / 10, missed
-    assert nearest("") == nearest("lorem ipsum dolor sit amet\n" * 100) == []
-
-
 # --- no text is slow to read, whatever it holds --------------------------------------------------
 
 PATTERNS = [p for name in catalogue() for p in errors._patterns(name)]
@@ -226,18 +202,17 @@ HOSTILE += ["".join(random.Random(0).choices(string.printable, k=100_000))]
 def seconds(text):
     start = time.process_time()
     find(text)
-    nearest(text)
     return time.process_time() - start
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ten_times_as_much_of_a_hostile_text_takes_no_more_than_its_share():
-    size = 500_000
+    size = 200_000
     for piece in HOSTILE:
         text = piece * (size // len(piece) + 1)
         tenth, whole = seconds(text[: size // 10]), seconds(text[:size])
-        assert whole < 4, piece[:50]
+        assert whole < 2, piece[:50]
         assert whole < 20 * max(tenth, 0.02), piece[:50]
 
 

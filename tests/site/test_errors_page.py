@@ -1,6 +1,5 @@
 """The page "I have an error": what stands there, what its script finds in a log, how it is used."""
 
-import json
 import pickle
 import random
 import re
@@ -69,7 +68,7 @@ def test_every_phrase_of_the_script_is_in_the_page(pages):
     there = {phrase["data-phrase"] for phrase in pages[OPENED].select("[data-phrase]")}
     named = set(re.findall(r'phrase\("([\w-]+)"', script)) | {"only", "first", "later"}
     named |= {"follows", "follows-alone", "warning", "found-one", "found-more"}
-    assert there == named | {"none", "none-near", "all", "some"}
+    assert there == named | {"none", "other"}
 
 
 # --- what the script finds ----------------------------------------------------------------------
@@ -100,8 +99,7 @@ def logs():
 @pytest.fixture
 def page(opened):
     opened.evaluate("window.clinic ??= finding(errorRules)")
-    for field in ("#log", "#index-filter"):
-        opened.locator(field).fill("")
+    opened.locator("#log").fill("")
     opened.wait_for_function("!document.querySelector('#found').hasChildNodes()")
     yield opened
     assert opened.errors == []
@@ -110,12 +108,11 @@ def page(opened):
 def test_the_script_finds_what_the_package_finds(page):
     cases = list(logs())
     answers = """logs => logs.map(log =>
-        [clinic.find(log).map(({id, line}) => [id, line]), clinic.nearest(log),
+        [clinic.find(log).map(({id, line}) => [id, line]),
          clinic.otherProgram(log)])"""
     wanted = [
         [
             [[match.error.id, match.line] for match in errors.find(log)],
-            [error.id for error in errors.nearest(log)],
             errors.other_program(log),
         ]
         for log in cases
@@ -128,8 +125,7 @@ def test_the_script_finds_what_the_package_finds(page):
 TIMED = """([unit, size]) => {
     const log = unit.repeat(Math.ceil(size / unit.length)).slice(0, size);
     const start = performance.now();
-    const matches = clinic.find(log);
-    const near = matches.length ? [] : clinic.nearest(log);
+    clinic.find(log);
     return performance.now() - start;
 }"""
 
@@ -191,12 +187,11 @@ def test_an_example_is_one_button_away_and_its_cure_can_be_copied(page):
 
 def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_path):
     dump = {"version": "2.4", "pg_config": {}, "entries": []}
-    files = [tmp_path / name for name in ("log_0", "trace_0", "trace_0.json")]
+    files = [tmp_path / name for name in ("log_0", "trace_0")]
     files[0].write_text(LOG)
     files[1].write_bytes(pickle.dumps(dump, 2))
-    files[2].write_text(json.dumps(dump))
     says = "document.querySelector('#log-says').textContent"
-    for file, wanted in zip(files, ("One entry", "torchclinic", "torchclinic"), strict=True):
+    for file, wanted in zip(files, ("One entry", "torchclinic"), strict=True):
         page.locator("#log").fill("")
         page.locator(".choose-files input").set_input_files([file, files[0]])
         page.wait_for_function(f"{says}.includes('{wanted}')")
@@ -204,12 +199,11 @@ def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_pa
         assert page.locator("#log").input_value().endswith(f"\n{LOG}")
 
 
-def test_nothing_found_says_so_and_shows_the_nearest_or_names_the_other_program(page):
+def test_nothing_found_says_so_or_names_the_other_program(page):
     log = "ValueError: weird tensors and unexpected state_dict device failed process"
     assert not errors.find(log)
     page.locator("#log").fill(log)
     page.wait_for_selector("#found .ask-others")
-    assert ids_of(page.locator(".near h2 a")) == [error.id for error in errors.nearest(log)]
     assert "No entry matches your log" in page.locator("#log-says").inner_text()
     assert letters(page.locator("#found .ask-others").inner_text()) == letters(errors.ASK)
     page.locator("#log").fill("ggml_cuda: CUDA error: out of memory")
@@ -232,31 +226,8 @@ def test_a_log_is_neither_sent_nor_kept_and_is_in_no_link(page):
     assert page.locator(".match").count() == 0
 
 
-# --- the list -----------------------------------------------------------------------------------
-
-
-def test_the_list_filters_while_one_types_and_escape_clears(page):
-    shown = page.locator(".error-index > li:not([hidden]) .error-message a")
-    says = page.locator("#index-filter-says")
-    page.locator("#index-filter").focus()
-    assert says.inner_text() == f"All {len(CATALOGUE)} errors."
-    page.keyboard.type("“module. UNEXPECTED")
-    assert PREFIXED in ids_of(shown)
-    assert "state-dict-keys" not in ids_of(shown)
-    assert says.inner_text() == f"{shown.count()} of {len(CATALOGUE)} errors."
-    empty = "[...document.querySelectorAll('section:has(> .error-index)')].filter(s => !s.hidden)"
-    assert page.evaluate(f"{empty}.every(s => s.querySelector('li:not([hidden])'))")
-    page.keyboard.press("Escape")
-    assert page.locator("#index-filter").input_value() == ""
-    assert shown.count() == len(CATALOGUE)
-    page.keyboard.type("nosuchword")
-    assert shown.count() == 0
-    assert "No error has these words" in says.inner_text()
-
-
 def test_answers_are_legible_in_both_themes_and_fit_a_phone(page, axe):
     page.locator("#log").fill(LOG.replace('"module', '"module' + "." * 400 + "x" * 400))
-    page.locator("#index-filter").fill("state")
     page.wait_for_selector(".match")
     assert_axe_finds_nothing(page, axe, "#found", ".clinic-field", "#all-errors")
     page.set_viewport_size({"width": PHONE, "height": 900})

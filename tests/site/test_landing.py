@@ -44,8 +44,3 @@ def test_each_rung_shows_its_program_marks_what_it_adds_and_leads_to_its_chapter
         added = panel.locator("mark:visible").all_inner_texts()
         assert bool(added) == (number > 1)
     assert [line for line in added if "DataParallel(model)" in line]
-    opened.get_by_label("Compare with rung 1").check()
-    since_first = opened.locator(".rung-panel:visible mark:visible").all_inner_texts()
-    assert set(added) < set(since_first)
-    assert [line for line in since_first if "LeNet().to(device)" in line]
-    opened.get_by_label("Compare with rung 1").uncheck()
