@@ -22,11 +22,12 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from torchclinic import errors, will_it_fit
 from torchladder.showing import COLORS
 
-# What the page calculates with: GPT-2 XL, and A100s with 40 GB in PCIe 3.0 slots.
+# What the page calculates with: GPT-2 XL, and A100s with 40 GB as the calculators have them.
 MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
-BATCH = 8
-GPU, CPU = 0.3 * 312e12, 1e12  # FLOP/s
-PCIE, NETWORK = 15.8e9, 6.25e9  # bytes per second of a GPU; two share the network
+BATCH = 16
+GPU, CPU = 0.58 * 312e12, 1e12  # FLOP/s
+NVLINK, NETWORK = (6e-6, 200e9), (30e-6, 12.5e9)  # seconds per message, bytes per second
+SENT = {"dp": 8, "ddp": 4, "fsdp": 8 / 3, "hsdp": 8 / 3}  # bytes of a parameter; FSDP three times
 
 
 def needs(name: str) -> tuple[float, float]:
@@ -40,12 +41,14 @@ def needs(name: str) -> tuple[float, float]:
         optimizer="adam", activation_bytes=model.activation_bytes, batch=BATCH / gpus,
         largest_block=model.largest_block, root=model.root,
     )  # fmt: skip
-    computing = BATCH * model.flops / (CPU if name == "cpu" else GPU) / gpus
-    once = 4 * model.parameters / PCIE  # all-reduce by two; FSDP sends as much in three parts
-    exchange = {"dp": 2 * once, "ddp": once, "fsdp": once, "hsdp": once}.get(name, 0.0)
-    seconds = will_it_fit.step_seconds(computing, exchange, 0.0 if name == "dp" else 0.5)
-    if name == "hsdp":  # two machines, twice the batch; a shard's gradients cross
-        seconds = (seconds + 2 * model.parameters / NETWORK) / 2
+    seconds = BATCH * model.flops / (CPU if name == "cpu" else GPU)
+    if gpus > 1:
+        machines = 2 if name == "hsdp" else 1
+        seconds /= will_it_fit.speed_up(
+            seconds / gpus, SENT[name] * model.parameters, gpus * machines, *NVLINK,
+            rung=name if sharded else "ddp", machines=machines, network=NETWORK,
+            gradients=4 * model.parameters,
+        )  # fmt: skip
     return memory.at_least, seconds
 
 
