@@ -5,6 +5,8 @@ from collections import defaultdict
 import measured_by_others
 import pytest
 
+from torchclinic import will_it_fit
+
 BOUNDS = {  # of the predictions: the median error, and the share that is within a ratio
     "memory": (0.08, 1.20, 0.90),
     "all-reduce": (0.15, 1.25, 1.00),
@@ -46,3 +48,7 @@ def test_predictions_are_as_near_as_the_book_says(found, kind, aside):
 
 def test_no_kind_of_row_is_forgotten(found):
     assert {kind for kind, _ in found} == set(BOUNDS)
+
+
+def test_the_chapters_take_the_link_of_two_t4s_from_the_calculators():
+    assert measured_by_others.preset("pcie3") == pytest.approx(will_it_fit.PCIE3)
