@@ -13,6 +13,8 @@ import torch
 from matplotlib.collections import PathCollection
 from running import ROOT
 
+from torchclinic import will_it_fit
+
 BOUNDS = {  # of the predictions: the median error, and the share that is within a ratio
     "memory": (0.07, 1.20, 0.90),
     "all-reduce": (0.15, 1.25, 1.00),
@@ -62,6 +64,10 @@ def test_predictions_are_as_near_as_the_book_says(found, kind, aside):
 
 def test_no_kind_of_row_is_forgotten(found):
     assert {kind for kind, _ in found} == set(BOUNDS)
+
+
+def test_the_chapters_take_the_link_of_two_t4s_from_the_calculators():
+    assert measured_by_others.preset("pcie3") == pytest.approx(will_it_fit.PCIE3)
 
 
 def test_the_rows_that_decide_one_term_alone_are_met():

@@ -45,6 +45,7 @@ PRECISIONS = {
 
 CONTEXT = (0.5 * 2**30, 2.0 * 2**30)  # bytes; more with the first collective
 RESERVED = (1.0, 1.4)  # divided by what is allocated
+PCIE3 = (10e-6, 4e9)  # latency, bandwidth between T4s, say: the preset of book/will_it_fit.md
 
 
 @dataclass(frozen=True)
