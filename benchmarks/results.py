@@ -55,7 +55,7 @@ def rounded(result: Result) -> list[str]:
     digits = 2 if wide else 3
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(result.ratio) or 1)))
     ratio, low, high = (f"{v:,.{decimals}f}" for v in (result.ratio, result.low, result.high))
-    return [ratio, f"{low} to {high}{'' if result.of_median else ' (single runs)'}"]
+    return [ratio, f"{low} to {high}{'' if result.of_median or low == high else ' (single runs)'}"]
 
 
 def table(results: list[dict]) -> str:
