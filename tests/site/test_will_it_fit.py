@@ -36,7 +36,7 @@ def test_published_numbers_are_within_ten_percent_or_the_page_says_why_not():
         cells = [case["training"], *(f"{text} {case['unit']}" for text in numbers)]
         cells += [f"{round(100 * away):+} %".replace("+0", "0")]
         rows.append(f"| {' | '.join(cells)} |")
-    assert rows == lines("\n## Are the numbers right?")
+    assert rows == lines("\n## What papers say")
 
 
 def answer(name, positional, options):
