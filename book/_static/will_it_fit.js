@@ -180,7 +180,9 @@
     const link = [...new URLSearchParams(hash)];
     const known = link.filter(isKnown).map(([name, value]) => [name, value.slice(0, 24)]);
     putAll([...initial, ...known]);
-    for (const [name] of known) if (fields.get(name)[0].options) putAll(sets(name));
+    const chosen = new Map(known); // in the page's order: a card chooses a link, a link its numbers
+    for (const { dataset } of choices)
+      if (chosen.has(dataset.name)) putAll(sets(dataset.name, chosen.get(dataset.name)));
     putAll(known);
     const unknown = link.filter((setting) => !isKnown(setting)).map((setting) => setting.join("="));
     const settings = unknown.join(", ").slice(0, 80);

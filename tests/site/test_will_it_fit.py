@@ -192,7 +192,11 @@ def test_what_does_not_fit_is_no_answer_and_its_comparison_is_named(page):
             ["with FSDP", "that could hold", "DDP does not fit"],
         ),
         ("model=gpt2&gpu=a100-80", "fits", ["with DDP", "as fast as one (", "With FSDP"]),
-        ("model=7b&gpu=a100-80&gpus=16", "fits", ["with HSDP", "DDP does not fit. With FSDP:"]),
+        (
+            "model=7b&gpu=a100-80&gpus=16&network=eth100",
+            "fits",
+            ["with HSDP", "DDP does not fit. With FSDP:"],
+        ),
         ("gpus=2&link=a100", "close", ["Maybe, if FSDP fits"]),
     ]:
         follow(page, link)
