@@ -211,8 +211,10 @@
   function adapters() {
     if (text("kind") !== "transformer" || text("train") !== "lora") return {};
     const { parameters, root, [text("matrices")]: ranks } = transformer("bf16");
-    const table = root / parameters; // stays in 16 bits
-    return { lora: number("rank") * ranks, frozen_bytes: (number("bits") / 8) * (1 - table) + 2 * table };
+    // PEFT casts the tables of a model in 4 bits to float32; bitsandbytes' scales are half a bit each.
+    const [weight, row] = text("bits") === "4" ? [4.5 / 8, 4] : [2, 2];
+    const table = root / parameters;
+    return { lora: number("rank") * ranks, frozen_bytes: weight * (1 - table) + row * table };
   }
 
   /** A function from the number of GPUs to the memory of each column of the table. */
