@@ -76,6 +76,15 @@ def test_the_rows_that_decide_one_term_alone_are_met():
     assert off == {}
 
 
+def test_what_fits_by_the_calculator_did_so_in_every_run():
+    read = [each for each in measured_by_others.of("memory") if each[0]["measured"] == "nvidia-smi"]
+    for row, _, got in read:
+        allocated = measured_by_others.memory(row | {"measured": "allocated"})
+        least, most = will_it_fit.on_the_gpu(allocated)
+        assert least <= got <= most, row["id"]
+    assert len(read) >= 15
+
+
 # --- the page Are the numbers right? ------------------------------------------------------------
 
 
