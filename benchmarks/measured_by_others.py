@@ -10,7 +10,7 @@ Stas Bekman and others, CC BY-SA 4.0; of the other sources, numbers and names al
 - `base`: the row of fewer GPUs that a speed-up is against. `mfu`: percent, as the source says.
 - `aside`: a sixth of each kind, those whose id has the lowest SHA-256. They were chosen before a
   formula was changed. The fits of links to speed-ups leave them out; the links of A100 and H100
-  were chosen by whole tables of all-reduces, with six of them.
+  were chosen by whole tables of all-reduces, with six of them, that of MI300X by its row.
 - `left_out`: why the calculators cannot answer, or which better source the row contradicts.
 
 Run it, and it prints the errors by kind. The page book/are_the_numbers_right.md shows all rows.
@@ -122,7 +122,7 @@ def sizes_of(row: dict, **options) -> will_it_fit.Transformer:
 def memory(row: dict) -> float:
     """Bytes on one GPU, as the row has read them."""
     read, _, part = row["measured"].partition(": ")
-    options = {"optimizer": row["optimizer"].partition("-")[0]} if row["optimizer"] else {}
+    options = {"optimizer": row["optimizer"].removesuffix("-loop")} if row["optimizer"] else {}
     if row["layers"]:
         found = sizes_of(row, checkpointing=row["checkpointing"] == "all")
         options["activation_bytes"] = found.activation_bytes

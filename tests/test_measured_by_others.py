@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import chain
 
 import measured
@@ -76,6 +76,15 @@ def test_the_rows_that_decide_one_term_alone_are_met():
     assert off == {}
 
 
+def test_what_fits_by_the_calculator_did_so_in_every_run():
+    read = [each for each in measured_by_others.of("memory") if each[0]["measured"] == "nvidia-smi"]
+    for row, _, got in read:
+        allocated = measured_by_others.memory(row | {"measured": "allocated"})
+        least, most = will_it_fit.on_the_gpu(allocated)
+        assert least <= got <= most, row["id"]
+    assert len(read) >= 15
+
+
 # --- the page Are the numbers right? ------------------------------------------------------------
 
 
@@ -88,6 +97,13 @@ def test_the_page_explains_the_furthest_row_of_each_kind_and_links_to_every_row(
     assert len(furthest) == len(BOUNDS)
     assert {*furthest, *ALONE} <= named
     assert [name for name in every if f"[{name}](https://" not in table] == []
+
+
+def test_the_page_names_the_medians_that_rest_on_one_or_two_rows():
+    rows = [row for row, *_ in measured_by_others.of("share of the peak") if not row["aside"]]
+    counts = Counter((row["gpu"].split()[0], bool(row["layers"])) for row in rows)
+    few = {key: count for key, count in counts.items() if count <= 2}
+    assert few == {("H100", False): 1, ("A100", False): 2, ("V100", True): 2}
 
 
 def test_the_figure_has_a_dot_for_each_row():

@@ -1,9 +1,10 @@
 """Numbers and tables of what others have measured, by the formulas as they are at this build.
 
 The role ``measured`` writes one number: {measured}`memory: within`. After the kind, "aside" takes
-only the rows kept aside, "put back" also those left out because they contradict others. Of one row
-it writes a field, {measured}`ignite-2: gpus`, or how many "times" as fast it is as its base. The
-directive writes the ``figure``, the table of ``kinds``, or all ``rows``, folded.
+only the rows kept aside, "put back" also those left out because they contradict others; "perfect"
+is "within" for perfect scaling. Of one row it writes a field, {measured}`ignite-2: gpus`, or how
+many "times" as fast it is as its base. The directive writes the ``figure``, the table of ``kinds``,
+or all ``rows``, folded.
 """
 
 import sys
@@ -49,6 +50,9 @@ def numbers(kind):
     count, error, share = table.spread(said / got for _, said, got in found)
     error = f"{100 * error:.0f} %" if error >= 0.005 else "below 1 %"
     told = {"rows": f"{count}", "error": error, "within": f"{share * count:.0f} of {count}"}
+    if name.startswith("speed-up"):  # as if N GPUs were N times as fast
+        perfect = [row["gpus"] / every[row["base"]]["gpus"] / got for row, _, got in found]
+        told["perfect"] = f"{table.spread(perfect)[2] * count:.0f} of {count}"
     compared = len({row["id"] for row, *_ in found})
     return told | {"compared": f"{compared}", "all": f"{len(every)}"}
 

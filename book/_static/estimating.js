@@ -76,6 +76,8 @@ const estimating = (() => {
     return { ...found, cached: 2 * layers * kv, lora, lora_attention };
   }
 
+  const on_the_gpu = (allocated) => [allocated + 2 ** 29, 1.4 * allocated + 2 ** 31];
+
   function all_reduce_seconds(nbytes, world_size, latency, bandwidth) {
     const messages = 2 * (world_size - 1);
     return messages * latency + ((messages / world_size) * nbytes) / bandwidth;
@@ -102,5 +104,5 @@ const estimating = (() => {
     return { weights, cache, requests, one: rate(1), all: rate(requests) };
   }
 
-  return { PRECISIONS, memory_per_gpu, transformer, speed_up, serving };
+  return { PRECISIONS, memory_per_gpu, transformer, on_the_gpu, speed_up, serving };
 })();

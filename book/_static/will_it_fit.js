@@ -211,8 +211,10 @@
   function adapters() {
     if (text("kind") !== "transformer" || text("train") !== "lora") return {};
     const { parameters, root, [text("matrices")]: ranks } = transformer("bf16");
-    const table = root / parameters; // stays in 16 bits
-    return { lora: number("rank") * ranks, frozen_bytes: (number("bits") / 8) * (1 - table) + 2 * table };
+    // PEFT casts the tables of a model in 4 bits to float32; bitsandbytes' scales are half a bit each.
+    const [weight, row] = text("bits") === "4" ? [4.5 / 8, 4] : [2, 2];
+    const table = root / parameters;
+    return { lora: number("rank") * ranks, frozen_bytes: weight * (1 - table) + row * table };
   }
 
   /** A function from the number of GPUs to the memory of each column of the table. */
@@ -228,9 +230,9 @@
     ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
-  /** A tenth of a GPU is left for what the formulas leave out. */
+  /** Even with the most that others have seen beside the tensors? */
   function verdict(memory, have) {
-    if (memory.total <= 0.9 * have) return "fits";
+    if (estimating.on_the_gpu(memory.total)[1] <= have) return "fits";
     return memory.at_least <= have ? "close" : "not";
   }
 
@@ -248,7 +250,10 @@
     return [kind, kind === "fits" ? phrase(kind, gaps) : `${phrase(kind, gaps)} ${more}`];
   }
 
-  const amounts = ({ total, at_least }) => ({ need: inBytes(total), least: inBytes(at_least) });
+  function amounts({ total, at_least }) {
+    const [low, high] = estimating.on_the_gpu(total).map(inBytes);
+    return { need: inBytes(total), least: inBytes(at_least), low, high };
+  }
   const colour = (part) => `--part: var(--fit-${part})`;
 
   function drawBars(figure, columns, table, have) {
@@ -296,6 +301,7 @@
 
   function computing() {
     if (text("time") === "measured") return number("ms") / 1e3;
+    if (text("precision") === "fp32" && text("gpu") !== "own") throw new Wrong(phrase("no-peak"));
     const share = number(text("kind") === "counted" ? "conv" : "reached") / 100;
     return (number("batch") * work()) / (number("peak") * 1e12 * share);
   }
@@ -427,6 +433,7 @@
         if (!(error instanceof Wrong)) throw error;
         [says.dataset.verdict, says.textContent] = ["close", phrase("wrong", { what: error.message })];
         figure?.replaceChildren();
+        all(`.${name}-sent p`).forEach((old) => (old.textContent = "–"));
         for (const cell of all("tbody td:nth-child(n + 2)", table)) cell.textContent = "–";
       }
       figure?.setAttribute("aria-label", phrase(`${name}-figure`, { sentences: says.textContent }));

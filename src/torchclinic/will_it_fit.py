@@ -273,7 +273,7 @@ def transformer(
 
     FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
     ``12 layers hidden sequence``. Looking up a row of a table of its own takes none. With
-    checkpointing, a third more.
+    checkpointing, a third more: the output's matrix, too, though it is not computed again.
 
     Examples
     --------

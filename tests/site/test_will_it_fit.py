@@ -45,7 +45,7 @@ def answer(name, positional, options):
     result = getattr(will_it_fit, name)(*given, **options)
     if isinstance(result, will_it_fit.Memory):
         return asdict(result) | {"total": result.total, "at_least": result.at_least}
-    return result._asdict() if isinstance(result, tuple) else result
+    return result._asdict() if hasattr(result, "_asdict") else result
 
 
 def calls():
@@ -70,6 +70,7 @@ def calls():
         for block, tied in product(will_it_fit.BLOCKS, (False, True)):
             sizes = {"block": block, "tied": tied, "kv_heads": 4, "mlp": 2048, "head_size": 80}
             yield "transformer", [], gpt2 | how | sizes
+    yield "on_the_gpu", [9e9], {}
     for bits, memory in product((16, 4), (1e9, 80e9)):
         model = will_it_fit.transformer(**gpt2, tied=False)._asdict()
         given = {"tokens": 999, "memory": memory, "bandwidth": 2e12, "bits": bits}
@@ -130,11 +131,12 @@ def test_the_tables_are_what_the_script_shows(page, site):
     for link, numbers in cases:
         follow(page, link)
         assert page.locator(".memory-table th").first.inner_text() == "in GB"
-        totals = [column(page, at)[-3].replace(",", "") for at in (2, 5, 6)]
+        columns = [column(page, at) for at in (2, 5, 6)]
         chosen = page.locator(".speed-table .chosen td").all_inner_texts()
-        shown = [*map(float, totals), *map(float, chosen[2::2])]
-        told = [float(n.replace(",", "")) for n in numbers.split(" | ")]
-        assert shown == pytest.approx(told, rel=0.002)
+        shown = [each[-3] + {"no": " ✗", "maybe": " ?"}.get(each[-1], "") for each in columns]
+        marks = [ms.lstrip("0123456789.,") for ms in chosen[1::2]]
+        shown += map("".join, zip(chosen[2::2], marks, strict=True))
+        assert shown == numbers.split(" | ")
     assert len(cases) >= 5
     # Without a script, the fields are hidden and the formulas there.
     assert all(form.has_attr("hidden") for form in still.select(".controls"))
@@ -143,14 +145,15 @@ def test_the_tables_are_what_the_script_shows(page, site):
 
 
 def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
-    follow(page, "model=7b")
+    follow(page, "model=7b&gpu=rtx4090")
     said = page.locator(".memory-says").inner_text()
     enough = int(re.search(r"FSDP fits from (\d+) GPUs on", said)[1])
     totals = []
     for gpus in (enough - 1, enough):
-        follow(page, f"model=7b&gpus={gpus}")
+        follow(page, f"model=7b&gpu=rtx4090&gpus={gpus}")
         totals.append(float(column(page, 6)[-3]))
-    assert totals[1] <= 0.9 * 15.6 < totals[0]
+    most = [will_it_fit.on_the_gpu(total * 1e9)[1] / 1e9 for total in totals]
+    assert most[1] <= 25.4 < most[0]
     follow(page, "model=70b&batch=64")
     assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-says").inner_text()
 
@@ -205,6 +208,16 @@ def test_what_does_not_fit_is_no_answer_and_its_comparison_is_named(page):
     follow(page, "model=7b&gpu=h100-80&gpus=8")
     marks = [cell[-1] for cell in page.locator(".speed-table tr td:nth-child(2)").all_inner_texts()]
     assert set(marks) == {"✗"}
+
+
+def test_float32_has_no_estimate_but_a_measured_step_has_a_speed_up(page):
+    says, sent = (page.locator(f".speed-{part} p") for part in ("says", "sent"))
+    follow(page, "precision=fp32")
+    assert "no estimate for float32" in says.inner_text()
+    assert sent.inner_text() == "–"
+    for settings in ("time=measured&ms=250", "gpu=own&peak=8.1"):
+        follow(page, f"precision=fp32&{settings}")
+        assert re.search(r"\d times (its|as)", says.inner_text())
 
 
 def test_hours_money_and_the_two_shares_of_the_peak(page):
@@ -270,11 +283,11 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     page.get_by_label("GPU", exact=True).select_option("h100-80")
     names = ("#fit-memory", "#fit-peak", "#two-link", "#two-bandwidth", "#fit-gpu")
     numbers = [page.locator(name) for name in names]
-    assert [field.input_value() for field in numbers] == ["80", "989", "h100", "420", "h100-80"]
+    assert [field.input_value() for field in numbers] == ["84.9", "989", "h100", "420", "h100-80"]
     page.locator("#two-link").select_option("a100")  # another link of the same GPU
-    assert [field.input_value() for field in numbers] == ["80", "989", "a100", "200", "h100-80"]
+    assert [field.input_value() for field in numbers] == ["84.9", "989", "a100", "200", "h100-80"]
     page.locator("#fit-peak").fill("400")  # the preset holds until one is changed by hand
-    assert [field.input_value() for field in numbers] == ["80", "400", "a100", "200", "own"]
+    assert [field.input_value() for field in numbers] == ["84.9", "400", "a100", "200", "own"]
     page.evaluate("document.querySelectorAll('fieldset details').forEach(d => d.open = false)")
     assert not page.locator("#two-far_latency").is_visible()
     page.locator("#two-network").select_option("own")
