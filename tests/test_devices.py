@@ -327,6 +327,13 @@ def test_a_model_on_meta_shows_what_pytorch_lets_pass_there():
             assert re.search("found at least two devices, (meta and cpu|cpu and meta)", found.error)
 
 
+def test_what_forward_makes_on_the_cpu_is_found_where_it_may_not_stay_there():
+    model = nn.Identity()
+    for call in (lambda x: torch.tensor(0.0).add_(x.sum()), lambda x: torch.arange(5)[x.long()]):
+        model.forward = call
+        assert {*find_mismatch(model, meta(3)).tensors.values()} == {CPU, META}
+
+
 class Mixed(nn.Module):
     """What a GPU may mix with the CPU: an index, one number, the lengths of sequences, a copy."""
 
@@ -337,7 +344,7 @@ class Mixed(nn.Module):
     def forward(self, x):
         x = x[torch.tensor([0, 1])] * torch.tensor(2.0)
         x[torch.tensor([0])] = torch.tensor(1.0)
-        x.copy_(torch.zeros(2, 2, 4)).expand_as(torch.zeros(2, 2, 4))
+        x.copy_(torch.zeros(2, 2, 4)).expand_as(torch.zeros(2, 2, 4).copy_(x))
         packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 1]))
         return nn.utils.rnn.PackedSequence(self.rnn(packed)[0].data, packed.batch_sizes)
 

@@ -246,16 +246,20 @@ class _MetaCheck(TorchDispatchMode):
 
     supports_higher_order_operators = True
     # These take an index or the lengths of sequences from the CPU, or copy across devices.
-    MIXING = frozenset(
-        ["index", "index_put", "index_put_", "_unsafe_index", "copy", "copy_", "_ctc_loss",
-         "_pack_padded_sequence"]
-    )  # fmt: skip
+    MIXING = ("index", "index_put", "index_put_", "_unsafe_index", "copy", "copy_", "_ctc_loss",
+              "_pack_padded_sequence")  # fmt: skip
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if getattr(function, "overloadpacket", function).__name__ not in self.MIXING:
-            tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
-            devices = {str(t.device): None for t in tensors if t.dim() or t.device.type != "cpu"}
+        name = getattr(function, "overloadpacket", function).__name__
+        tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
+        if name == "copy_" and args[0].is_cpu and args[1].is_meta:
+            return args[0]  # allowed between GPU and CPU; meta has no numbers to copy
+        # An index may come from the CPU, but not go to a tensor there.
+        if name not in self.MIXING or (name == "index" and args[0].is_cpu):
+            changed = tensors[:1] if name.endswith("_") else []  # in place: it stays on the CPU
+            tensors = [t for t in tensors if t.dim() or not t.is_cpu] + changed
+            devices = {str(tensor.device): None for tensor in tensors}
             if len(devices) > 1 and "meta" in devices:
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two "
