@@ -21,11 +21,9 @@ BUTTONS = """
 {hosted}</div>
 """
 LINK = '<a class="chapter-button" href="{address}">{label}</a>\n'
+OPENS = '<button class="chapter-button" popovertarget="{id}">{label}</button>\n'
 # The browser closes it at Escape and at a click elsewhere.
-PANEL = """<button class="chapter-button" popovertarget="{id}">{label}</button>
-<div class="chapter-panel" id="{id}" popover>
-{steps}</div>
-"""
+PANEL = '<div class="chapter-panel" id="{id}" popover>\n{steps}</div>\n'
 
 
 # The chapters between two rungs that are about the lower one.
@@ -48,26 +46,31 @@ def add_buttons(app, page, template, context, doctree):
     folder, _slash, chapter = page.partition("/")
     if not doctree or folder not in ("notebooks", "runs"):
         return
-    hosted = ""
+    hosted = beside = ""
     if folder == "notebooks" and MORE in app.env.found_docs:
         file = f"hosted/{chapter}.ipynb"
         published = published_path(app.config, file)
         notebook, more = context["pathto"](file, resource=True), context["pathto"](MORE)
-        hosted = panel("on-kaggle", "Run on Kaggle", steps_on_kaggle(notebook, more, published))
+        beside = OPENS.format(id="on-kaggle", label="Run on Kaggle")
+        hosted = panel("on-kaggle", steps_on_kaggle(notebook, more, published))
         if published:
             address = f"https://colab.research.google.com/github/{published}"
-            hosted += LINK.format(address=escape(address), label="Open in Colab")
+            beside += LINK.format(address=escape(address), label="Open in Colab")
         else:
-            hosted += panel("on-colab", "Open in Colab", steps_on_colab(notebook, more))
+            beside += OPENS.format(id="on-colab", label="Open in Colab")
+            hosted += panel("on-colab", steps_on_colab(notebook, more))
     source = context["pathto"](f"_sources/{context['sourcename']}", resource=True)
-    buttons = BUTTONS.format(source=escape(source), download="Download", hosted=hosted)
+    buttons = BUTTONS.format(source=escape(source), download="Download", hosted=beside + hosted)
     above = ladder_links(app, chapter, context["pathto"]) if re.match(r"\d\d_", chapter) else ""
-    context["body"] = context["body"].replace("</h1>", f"</h1>{above}{buttons}", 1)
+    body = context["body"].replace("</h1>", f"</h1>{above}{buttons}", 1)
+    # Whoever wants to write an answer needs the notebook, and it is far up.
+    exercise = f'\\1<div class="chapter-buttons">{beside}</div>'
+    context["body"] = re.sub("(<h3>Exercise .*?</h3>)", exercise, body) if beside else body
 
 
-def panel(name, label, steps):
+def panel(name, steps):
     html = MarkdownIt("commonmark", {"html": True}).render(steps)
-    return PANEL.format(id=name, label=label, steps=html)
+    return PANEL.format(id=name, steps=html)
 
 
 def steps_on_kaggle(notebook, more, published):

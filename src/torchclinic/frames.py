@@ -28,7 +28,7 @@ def cell_sources() -> Cells:
 def places(dump: str, *, hide: str) -> list[str]:
     """The innermost frames of the user's own code in what faulthandler wrote, as lines.
 
-    Not one of the file `hide`, which called the user's function.
+    Not one of the file or folder `hide`, which called the user's function.
     """
     # One stack a thread, the newest thread first: the last stack is the main thread's.
     stacks = re.split("(?i)thread 0x", dump)
@@ -77,6 +77,6 @@ def _of_a_library(file: str, hide: str) -> bool:
     return (
         "-packages" in file  # site-packages; dist-packages in Debian
         or _of_the_standard_library(file)
-        or file == hide
+        or file.startswith(hide)
         or file.startswith("<string>")
     )

@@ -40,6 +40,7 @@ from torchclinic.process_group import GROUP, PEER_IS_GONE
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
 UTF8 = codecs.getincrementaldecoder("utf-8")
+PACKAGE = os.path.dirname(__file__)  # what it calls is the reader's
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
 # Processes start one launch at a time (see `_no_main_module`), and none is asked meanwhile whether
 # it lives: starting one asks all others too, and only the first who asks gets an exit code.
@@ -312,7 +313,7 @@ def _place(r: _Rank, seconds: float = 0.0) -> str:
         if not (piece := os.read(r.stack.fileno(), 65536)):
             break
         dump += piece
-    lines = places(dump.decode(errors="replace"), hide=__file__)
+    lines = places(dump.decode(errors="replace"), hide=PACKAGE)
     return "\n".join([f"\nrank {r.rank} was at:", *lines]) if lines else ""
 
 
@@ -474,7 +475,7 @@ def _run_rank(
             dist.destroy_process_group()
     except BaseException as error:
         kind = type(error).__name__
-        text = f"{name} failed with {describe(error, cells, hide=__file__)}"
+        text = f"{name} failed with {describe(error, cells, hide=PACKAGE)}"
         reply = _to_bytes(LaunchError(text, int(environment["RANK"]), kind))
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

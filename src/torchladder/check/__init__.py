@@ -1,0 +1,205 @@
+"""Judge an exercise: a reader's function runs on hidden cases, and its mistake is named.
+
+Each name of `EXERCISES` is a function of this module, which takes what the reader wrote::
+
+    from torchladder import check
+
+    check.average_gradients(average_gradients)
+
+The cases stand beside this module, one function for each exercise, in the order of the book. They
+run in processes of their own (`torchladder.launching`), where ranks matter on 2, 3 and 4: an answer
+that divides by 2 is right on two. So they cannot hang the notebook, nor change what it has set.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from numbers import Number
+from pathlib import Path
+
+import torch
+
+from torchclinic.process_group import PEER_IS_GONE
+from torchclinic.writing import atomic_file
+from torchladder.launching import LaunchError, launch
+
+CASES = ["on_disk", "across_devices", "one_loop", "many_ranks", "sharded", "resuming", "in_use"]
+TIMEOUT = 20.0  # seconds for all cases on one number of ranks; right answers take under one
+DONE = Path.cwd() / "exercises_done.json"  # now: chapters change the folder later
+
+
+def _stub() -> None:
+    """Do nothing."""
+
+
+NOTHING = {_stub.__code__.co_code, (lambda: None).__code__.co_code}
+
+
+class Wrong(AssertionError):
+    """What is wrong with an answer, in one sentence."""
+
+
+EXERCISES: dict[str, "Exercise"] = {}
+WRONG_TRIES = Counter()
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """The `cases` of an exercise, whose arguments are the names that the reader writes."""
+
+    cases: Callable
+    chapter: str
+    minutes: int
+    hint: str
+    ranks: tuple[int, ...]
+
+    def __call__(self, *answers: object, solution: bool = False) -> None:
+        """Print what `judge` says of the answers, and a hint from the second wrong try on.
+
+        What is right is noted in the file `DONE`, but not the book's own `solution`.
+        """
+        name = self.cases.__name__
+        right, said = self.judge(*answers)
+        print(f"{name}: {said}")
+        WRONG_TRIES[name] += not right and said != "not written yet"
+        if not right and WRONG_TRIES[name] > 1:
+            print(f"Hint: {self.hint}")
+        if right and not solution and name not in (done := _done()):
+            with suppress(OSError), atomic_file(DONE) as file:  # a folder that is read-only, say
+                Path(file).write_text(json.dumps([*done, name]))
+
+    def judge(self, *answers: object) -> tuple[bool, str]:
+        """Whether the answers are right, and a sentence: what was tried, or which mistake it is."""
+        if any(map(_not_written, answers)):
+            return False, "not written yet"
+        for ranks in self.ranks:
+            try:
+                launch(_in_rank, self.cases, answers, world_size=ranks, timeout=TIMEOUT)
+            except (LaunchError, TimeoutError) as error:
+                first = self.ranks[0]
+                before = f" (Right on {first} ranks: is {first} in it?)" * (ranks > first)
+                return False, _what_is_wrong(error, ranks) + before
+        several = " and".join(", ".join(map(str, self.ranks)).rsplit(",", 1))
+        return True, "right" + f" on {several} ranks" * (self.ranks != (1,))
+
+
+def exercise(chapter: str, minutes: int, *, hint: str, ranks: tuple = (1,)) -> Callable:
+    """Make a function of cases the exercise of its name, in `EXERCISES`.
+
+    It takes the reader's answers, runs them, and raises `Wrong` for what is wrong. On several
+    `ranks`, it runs on each of them, in a process group.
+    """
+
+    def register(cases: Callable) -> Callable:
+        EXERCISES[cases.__name__] = Exercise(cases, chapter, minutes, hint, ranks)
+        return cases
+
+    return register
+
+
+def expect(what: str, got: object, right: object, mistakes: dict | None = None) -> None:
+    """Raise `Wrong` unless `got` equals `right`: numbers to 1e-4, lists and tuples alike.
+
+    Of `mistakes`, the sentence is told whose value is what was `got`; `what` begins it. A mistake
+    that gives the right value here is none.
+    """
+    if _same(got, right):
+        return
+    for said, value in (mistakes or {}).items():
+        if _same(got, value):
+            raise Wrong(f"{what} {said}")
+    raise Wrong(f"{what} is {_short(got)}, not {_short(right)}")
+
+
+def progress() -> None:
+    """Print which exercises are done in this folder, chapter by chapter."""
+    for chapter in sorted({known.chapter for known in all_exercises().values()}):
+        names = [name for name, known in EXERCISES.items() if known.chapter == chapter]
+        left = [f"{name} ({EXERCISES[name].minutes} min)" for name in names if name not in _done()]
+        print(f"{chapter}: {len(names) - len(left)} of {len(names)} done", *left, sep="\n    ")
+
+
+def __getattr__(name: str) -> Exercise:
+    if name.startswith("_") or name in CASES or name not in all_exercises():
+        raise AttributeError(f"no exercise is called {name!r}: check.progress() lists all")
+    return EXERCISES[name]
+
+
+@functools.cache
+def all_exercises() -> dict[str, Exercise]:
+    """The exercises by name, in the order of the book."""
+    for module in CASES:
+        importlib.import_module(f"{__name__}.{module}")
+    return EXERCISES
+
+
+def _done() -> list[str]:
+    with suppress(OSError, ValueError):  # not there yet, or not ours
+        return json.loads(DONE.read_text())
+    return []
+
+
+def _not_written(answer: object) -> bool:
+    """A stub: a function, or a class of functions, with no more than a docstring and `...`."""
+    if inspect.isclass(answer):
+        written = [f for f in vars(answer).values() if inspect.isfunction(f)]
+        return any(map(_not_written, written))
+    if isinstance(answer, dict):
+        return any(map(_not_written, answer.values()))
+    if code := getattr(answer, "__code__", None):  # a docstring is one of its constants
+        return code.co_code in NOTHING and {*code.co_consts} <= {None, answer.__doc__}
+    return answer is None or answer is ...
+
+
+def _in_rank(cases: Callable, answers: tuple) -> None:
+    torch.manual_seed(0)
+    cases(*answers)
+
+
+def _what_is_wrong(error: LaunchError | TimeoutError, ranks: int) -> str:
+    text = str(error)
+    if getattr(error, "kind", None) == "Wrong":
+        sentence = re.search(r"failed with \S*Wrong: (.*)", text)[1]
+        return f"rank {error.rank} of {ranks}: {sentence}" if ranks > 1 else sentence
+    if PEER_IS_GONE.search(text):
+        said = "waited for a rank that had returned: do all make the same calls, in the same order?"
+        return f"rank {error.rank} of {ranks} {said}"
+    text = re.sub(r"^rank 0 of 1 ", "", text)
+    return "\n".join([text, *getattr(error, "__notes__", [])])
+
+
+def _same(got: object, right: object) -> bool:
+    if isinstance(right, (list, tuple)) and isinstance(got, (list, tuple)):
+        got, right = dict(enumerate(got)), dict(enumerate(right))
+    if isinstance(right, dict):
+        known = isinstance(got, dict) and got.keys() == right.keys()
+        return known and all(_same(got[key], right[key]) for key in right)
+    if isinstance(right, Number) and isinstance(got, torch.Tensor) and got.numel() == 1:
+        got = got.item()
+    if isinstance(right, Number) and isinstance(got, Number):
+        return math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-6)
+    if isinstance(right, torch.Tensor):
+        if not isinstance(got, torch.Tensor) or _kind(got) != _kind(right):
+            return False
+        return right.is_meta or torch.allclose(got, right, 1e-4, 1e-5, equal_nan=True)
+    return got == right
+
+
+def _short(value: object) -> str:
+    """A value in few characters: of a tensor dtype, shape and the first numbers."""
+    if isinstance(value, torch.Tensor):
+        numbers = () if value.is_meta else value.detach().flatten()[:5].tolist()
+        return " ".join([_kind(value), *(f"{number:.4g}" for number in numbers)])
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _kind(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"

@@ -1,0 +1,1 @@
+"""The hidden cases of the exercises on tensors and devices: chapters 03 and 04."""

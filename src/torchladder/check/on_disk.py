@@ -1,0 +1,1 @@
+"""The hidden cases of the exercises on files: chapters 01 and 02."""

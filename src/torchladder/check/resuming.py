@@ -1,0 +1,1 @@
+"""The hidden cases of the exercises on checkpoints and resuming: chapters 15 and 16."""

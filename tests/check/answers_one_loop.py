@@ -1,0 +1,1 @@
+"""Answers to the exercises of the cases in `one_loop`; each says how it is judged."""

@@ -1,0 +1,1 @@
+"""Answers to the exercises of the cases in `sharded`; each says how it is judged."""

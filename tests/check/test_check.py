@@ -1,0 +1,122 @@
+"""The judge of the exercises: right answers pass, and each wrong one is told its own mistake."""
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+
+from torchladder import check
+
+EXERCISES = check.all_exercises()
+ANSWERS = {
+    (name, answer.__name__): answer
+    for module in check.CASES
+    for name, answers in vars(importlib.import_module(f"answers_{module}")).items()
+    if name in EXERCISES
+    for answer in vars(answers).values()
+    if inspect.isfunction(answer)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), ANSWERS)
+def test_an_answer_is_told_what_it_is(name, kind, monkeypatch):
+    monkeypatch.setattr(check, "TIMEOUT", 8.0)
+    answer = ANSWERS[name, kind]
+    # Where an exercise asks for several functions, the answer makes them.
+    several = len(inspect.signature(EXERCISES[name].cases).parameters) > 1
+    right, said = EXERCISES[name].judge(*(answer() if several else [answer]))
+    print(f"{name} | {kind} | {said}")
+    assert (right, answer.__doc__ == "right") in [(True, True), (False, False)], said
+    assert answer.__doc__ in said
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_each_exercise_knows_four_mistakes(name):
+    said = {a.__doc__ for (exercise, _), a in ANSWERS.items() if exercise == name} - {"right"}
+    assert len(said) >= 4
+
+
+def test_a_stub_is_not_written_yet(capsys):
+    def average_gradients(net):
+        """Give each gradient the mean."""
+        ...
+
+    class Stub:
+        def __iter__(self):
+            """Yield indices."""
+
+    check.average_gradients(average_gradients)
+    assert capsys.readouterr().out == "average_gradients: not written yet\n"
+    for stub in (Stub, None, ..., {"a": 1, "b": ...}):
+        assert check.average_gradients.judge(stub) == (False, "not written yet")
+    with pytest.raises(AttributeError, match="no exercise is called 'averages'"):
+        _ = check.averages
+
+
+@pytest.mark.slow
+def test_a_hint_comes_with_the_second_wrong_try(monkeypatch, capsys):
+    monkeypatch.setattr(check, "WRONG_TRIES", Counter())
+    for hints in (0, 1):
+        check.average_gradients(ANSWERS["average_gradients", "summed"])
+        assert capsys.readouterr().out.count("Hint: ") == hints
+
+
+@pytest.mark.slow
+def test_what_is_right_is_done_until_its_file_is_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(check, "DONE", tmp_path / "done.json")
+    right = ANSWERS["average_gradients", "in_one_message"]
+    check.average_gradients(right, solution=True)
+    assert not check.DONE.exists()
+    check.average_gradients(right)
+    check.average_gradients(right)
+    assert json.loads(check.DONE.read_text()) == ["average_gradients"]
+    capsys.readouterr()
+    check.progress()
+    assert "average_gradients (" not in capsys.readouterr().out
+    check.DONE.write_text("not JSON")
+    check.progress()
+    assert "average_gradients (10 min)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_hang_ends_and_names_the_rank_that_waited(monkeypatch):
+    def waits(net):
+        if dist.get_rank() == 0:
+            dist.barrier()
+        time.sleep(60)
+
+    monkeypatch.setattr(check, "TIMEOUT", 3.0)
+    right, said = check.average_gradients.judge(waits)
+    assert not right
+    assert said.startswith("rank 0 and rank 1 of 2 still running after 3 s")
+    assert "dist.barrier()" in said
+    assert "time.sleep(60)" in said
+
+
+@pytest.mark.slow
+def test_an_exception_is_shown_with_the_readers_line_and_no_other():
+    right, said = check.average_gradients.judge(ANSWERS["average_gradients", "without_a_gradient"])
+    assert not right
+    assert "dist.all_reduce(parameter.grad.data)" in said
+    assert "many_ranks.py" not in said.replace("answers_many_ranks.py", "")
+
+
+@pytest.mark.slow
+def test_a_grader_gets_json_and_an_exit_status(tmp_path):
+    answers = tmp_path / "answers.py"
+    source = inspect.getsource(ANSWERS["average_gradients", "summed"])
+    source = "import torch.distributed as dist\n" + inspect.cleandoc("\n" + source)
+    mended = "                parameter.grad /= dist.get_world_size()\n"
+    for text, status in ((source, 1), (source + "\n" + mended[4:], 0)):
+        answers.write_text(text.replace("def summed", "def average_gradients"))
+        command = [sys.executable, "-m", "torchladder.check", answers, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        assert json.loads(done.stdout)["average_gradients"]["right"] == (status == 0)
