@@ -1,1 +1,248 @@
 """The hidden cases of the exercises on checkpoints and resuming: chapters 15 and 16."""
+
+import copy
+import io
+import os
+import signal
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torchladder.check import Wrong, exercise, expect
+
+
+def _net(*names: str) -> nn.Module:
+    return nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+
+
+@exercise(
+    "15",
+    minutes=15,
+    hint="Compare with the model's own keys: a wrapper's name is a part of a key that they lack.",
+)
+def load_any_rung(load_any_rung) -> None:
+    plain = nn.ModuleDict({"a": _net("fc", "head")})
+    own_child = nn.ModuleDict({"module": nn.ModuleDict({"a": _net("fc")})})
+    files = [  # a net, what its keys begin with, and what they begin with in the file
+        (plain, "", "module."), (plain, "", "_orig_mod.module."), (plain, "a.", "a._orig_mod."),
+        (own_child, "", ""), (own_child, "", "module."), (_net("module", "fc"), "", ""),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for net, old, new in files:
+            state = {new + k.removeprefix(old): value for k, value in net.state_dict().items()}
+            torch.save(state, f"{folder}/file.pt")
+            like, model = f"keys are like {next(iter(state))!r}", copy.deepcopy(net)
+            _ = [nn.init.zeros_(parameter) for parameter in model.parameters()]
+            try:
+                load_any_rung(model, f"{folder}/file.pt")
+            except RuntimeError as error:
+                raise Wrong(f"a file whose {like} is refused") from error
+            for key, value in net.state_dict().items():
+                mistakes = {"is left as it was": torch.zeros_like(value)}
+                expect(f"if {like}, {key}", model.state_dict()[key], value, mistakes)
+        for what, odd in (("missing", _net("fc")), ("left over", _net("fc", "b", "c"))):
+            torch.save(odd.state_dict(), f"{folder}/odd.pt")
+            try:
+                load_any_rung(_net("fc", "b"), f"{folder}/odd.pt")
+            except (RuntimeError, KeyError, ValueError):
+                continue
+            raise Wrong(f"nothing is raised where a key is {what}")
+
+
+@exercise(
+    "15",
+    minutes=15,
+    hint="load_state_dict() goes by position: the i-th parameter gets state[params[i]].",
+)
+def optimizer_state_for(optimizer_state_for) -> None:
+    old, new = _net("a", "b", "c", "unused"), _net("c", "unused", "a", "b")
+    optimizer = torch.optim.Adam(old.parameters(), lr=0.125)
+    for i, (name, parameter) in enumerate(old.named_parameters()):
+        parameter.grad = None if "unused" in name else torch.full_like(parameter, i + 1.0)
+    optimizer.step()
+    saved, names = optimizer.state_dict(), [name for name, _ in old.named_parameters()]
+    before = repr(saved)
+    loaded = torch.optim.Adam(new.parameters(), lr=1.0)
+    loaded.load_state_dict(optimizer_state_for(new, saved, names))
+    if repr(saved) != before:
+        raise Wrong("the saved state that you were given is changed")
+    expect("the learning rate", loaded.param_groups[0]["lr"], 0.125)
+    averages = {n: optimizer.state[p].get("exp_avg") for n, p in old.named_parameters()}
+    for name, parameter in new.named_parameters():
+        found = loaded.state.get(parameter, {}).get("exp_avg")
+        others = {f"is that of {n}": v for n, v in averages.items() if v is not None}
+        expect(f"the momentum of {name}", found, averages[name], others)
+    try:
+        optimizer_state_for(_net("a", "new"), saved, names)
+    except (KeyError, ValueError):
+        return
+    raise Wrong("nothing is raised for a parameter that the saved names lack")
+
+
+class _Bomb:
+    """Ends the saving in the middle: with an error, or with the process."""
+
+    def __init__(self, kills: bool) -> None:
+        self.kills = kills
+
+    def __reduce__(self):
+        if self.kills:
+            os._exit(9)
+        raise ZeroDivisionError
+
+
+@exercise(
+    "16",
+    minutes=10,
+    hint="Write beside it, in the same folder; os.fsync; os.replace; after an error, tidy up.",
+)
+def save_safely(save_safely) -> None:
+    calls, own = [], {name: getattr(os, name) for name in ("replace", "rename", "fsync")}
+    for name, function in own.items():
+        setattr(os, name, lambda *a, n=name, f=function, **k: calls.append((n, a)) or f(*a, **k))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "last.pt")
+        for value, given in ((1, str(path)), (2, path)):  # the second time a file is there
+            save_safely({"value": torch.tensor(value)}, given)
+            expect("what was saved", torch.load(path)["value"], torch.tensor(value))
+        moved = [args for name, args in calls if name != "fsync"]
+        if len(moved) < 2:
+            raise Wrong("the old file is overwritten where it lies: half-written, it is lost")
+        if any(Path(source).resolve().parent != path.resolve().parent for source, *_ in moved):
+            raise Wrong("the temporary file lies in another folder, perhaps on another disk")
+        if calls[0][0] != "fsync":
+            raise Wrong("the new file takes the old one's place before it is on the disk")
+        if not os.fork():
+            save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=True)}, path)
+        os.wait()
+        _still_there(path, "a process was killed while it saved")
+        [left.unlink() for left in path.parent.iterdir() if left != path]
+        try:
+            save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=False)}, path)
+        except ZeroDivisionError:
+            _still_there(path, "saving failed")
+            expect("the folder after an error", os.listdir(folder), ["last.pt"])
+            return
+        raise Wrong("an error while saving does not reach the caller")
+
+
+def _still_there(path: Path, when: str) -> None:
+    try:
+        expect("the old file", torch.load(path)["value"], torch.tensor(2))
+    except Exception as error:
+        raise Wrong(f"the old file is lost or damaged after {when}") from error
+
+
+@exercise(
+    "16",
+    minutes=10,
+    hint="zipfile.ZipFile(path).testzip() names an entry whose checksum is wrong.",
+)
+def newest_whole(newest_whole) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        expect("for an empty folder, what is returned", newest_whole(folder), None)
+        for step in (8, 9, 10, 100, 101, 102):
+            torch.save({"weights": torch.full((100,), float(step))}, f"{folder}/step_{step}.pt")
+        torch.save({}, f"{folder}/best.pt")
+        Path(folder, "step_103.pt.tmp").write_bytes(b"half")
+        whole = Path(folder, "step_100.pt")
+        data = {s: bytearray(whole.with_name(f"step_{s}.pt").read_bytes()) for s in (100, 101, 102)}
+        data[100][data[100].index(torch.tensor(100.0).numpy().tobytes() * 9)] ^= 1
+        for step, kept in ((100, len(data[100])), (101, len(data[101]) // 2), (102, 0)):
+            whole.with_name(f"step_{step}.pt").write_bytes(data[step][:kept])
+        found = newest_whole(folder)
+        why = {9: "which comes before step 10", 100: "which has a changed byte"}
+        why |= {101: "which is cut off", 102: "which is empty"}
+        taken = {f"is step_{n}.pt, {reason}": f"step_{n}.pt" for n, reason in why.items()}
+        expect("the file", found and Path(found).name, "step_10.pt", taken)
+
+
+class _Run(SimpleNamespace):
+    """Model, optimizer, schedule, and the place in a shuffled epoch of 8 batches."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+        super().__init__(model=model, optimizer=optimizer, schedule=schedule, order=[], done=0)
+
+    def go_on(self, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            if self.done % 8 == 0:
+                self.order = torch.randperm(8).tolist()
+            x = torch.full((4, 4), self.order[self.done % 8] / 8)
+            loss = self.model(x).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.done += 1
+            losses.append(loss.item())
+        return losses
+
+
+@exercise(
+    "16",
+    minutes=15,
+    hint="What does the next step read? And is it a copy, or does it change when the run goes on?",
+)
+def pack_and_unpack(pack, unpack) -> None:
+    run, file = _Run(0), io.BytesIO()
+    run.go_on(5)
+    packed = pack(run)
+    state, order = copy.deepcopy(run.optimizer.state_dict()), list(run.order)
+    weights, numbers = copy.deepcopy(run.model.state_dict()), torch.get_rng_state()
+    losses = run.go_on(9)
+    torch.save(packed, file)  # later, in a thread say
+    file.seek(0)
+    again = _Run(1)
+    unpack(again, torch.load(file))
+    if not all(torch.equal(weights[key], value) for key, value in again.model.state_dict().items()):
+        late = torch.equal(run.model[0].weight, again.model[0].weight)
+        raise Wrong("the weights are " + ("those of a later step" if late else "not those packed"))
+    expect("how many steps are done", again.done, 5)
+    expect("the order of this epoch", again.order, order, {"is empty": []})
+    found = again.optimizer.state_dict()
+    if not found["state"]:
+        raise Wrong("the optimizer has no momentum")
+    for i, saved in state["state"].items():
+        if not torch.equal(found["state"][i]["momentum_buffer"], saved["momentum_buffer"]):
+            raise Wrong("the optimizer's momentum is not that of the packed run")
+    expect("the learning rate", found["param_groups"][0]["lr"], state["param_groups"][0]["lr"])
+    expect("the schedule's count", again.schedule.last_epoch, 5, {"begins again": 0})
+    if not torch.equal(torch.get_rng_state(), numbers):
+        raise Wrong("the random numbers (dropout, the next epoch's order) are others")
+    expect("the next losses", again.go_on(9), losses)
+
+
+@exercise(
+    "16",
+    minutes=15,
+    ranks=(2, 3, 4),
+    hint="In the handler only note it. After each step, all_reduce the note with MAX.",
+)
+def train_until_told(train_until_told) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for told, at in ((ranks - 1, 3), (0, 0), (None, 9)):
+        done, usual = [], signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        def step(i, told=told, at=at, done=done):
+            if rank == told and i == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            dist.all_reduce(torch.ones(1))
+            done.append(i)
+
+        found = train_until_told(step, 6)
+        right = min(at + 1, 6)
+        if told is not None and len(done) == 6:
+            raise Wrong(f"rank {told} was told to stop in step {at}, and all steps were done")
+        expect("how many steps were done", len(done), right)
+        expect("what is returned", found, right, {f"is the last step, {at}: count it": at})
+        if signal.signal(signal.SIGTERM, usual) is not signal.SIG_IGN:
+            raise Wrong("your handler is still there when the function has returned")
