@@ -1,1 +1,225 @@
 """The hidden cases of the exercises on use and several machines: chapters 17 and 18."""
+
+import shlex
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.run import parse_args
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+from torchladder.check import Wrong, exercise, expect
+
+
+@exercise("17", minutes=10, hint="Fill the last batch up with zeros, and cut off what they give.")
+def in_batches(in_batches) -> None:
+    sizes = []
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    for count in (13, 4, 1, 0):
+        inputs = torch.randn(count, 3)
+        right = model.eval()(inputs).detach()
+        model.train()
+        sizes.clear()
+        found = in_batches(model, inputs, 4)
+        if not model.training:
+            raise Wrong("the model was in training mode and is in evaluation mode now")
+        if set(sizes) - {4}:
+            raise Wrong(f"of {count} inputs, the model got batches of {sizes}, not of 4 each")
+        if getattr(found, "requires_grad", False):
+            raise Wrong("the outputs keep autograd's graph alive, and so the memory of all layers")
+        lost = {"lacks the last, smaller batch": right[: count // 4 * 4]}
+        expect(f"of {count} inputs, what is returned", found, right, lost)
+
+
+@exercise("17", minutes=15, hint="future.set_running_or_notify_cancel() says who still waits.")
+def finish(finish) -> None:
+    def batch(cancelled=()):
+        futures = [Future() for _ in range(4)]
+        _ = [futures[i].cancel() for i in cancelled]
+        return [(torch.tensor([float(i)]), future) for i, future in enumerate(futures)]
+
+    calls = []
+
+    def double(inputs):
+        calls.append(len(inputs))
+        return 2 * inputs
+
+    def fails(inputs):
+        raise OverflowError("the model failed")
+
+    for gone in ((), (1, 3), range(4)):
+        waiting = batch(gone)
+        calls.clear()
+        finish(waiting, double)
+        expect("how often the model is called", len(calls), int(len(gone) < 4))
+        for i, (x, future) in enumerate(waiting):
+            if i not in gone:
+                if not future.done():
+                    raise Wrong("a client waits for ever: its future has no result")
+                expect("a client's answer", future.result(), 2 * x)
+    for model in (fails, lambda inputs: 2 * inputs[:2]):
+        waiting = batch((0,))
+        finish(waiting, model)
+        if not all(future.done() for _, future in waiting):
+            raise Wrong("if the model fails or gives too few answers, a client waits for ever")
+    expect("the error of a client", type(batch_error(waiting, finish, fails)), OverflowError)
+
+
+def batch_error(waiting: list, finish, fails) -> BaseException | None:
+    again = [(x, Future()) for x, _ in waiting]
+    finish(again, fails)
+    return again[-1][1].exception()
+
+
+@exercise("17", minutes=20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
+def attend(attend) -> None:
+    texts = [torch.randn(3, 2, 4, 7, 8) for _ in range(2)]  # q, k and v of two texts
+    for parts in ([7], [3, 1, 1, 2], [1] * 7):
+        caches, begin = ([], []), 0
+        for n in parts:
+            end = begin + n
+            for text, cache in zip(texts, caches, strict=True):
+                q, k, v = text[..., begin:end, :]
+                keys, values = text[1:, ..., :end, :]
+                found = attend(q, k, v, cache)
+                right = attention(*text[..., :end, :], is_causal=True)[..., begin:, :]
+                first_alone = "sees the text's first tokens alone: is_causal counts from token 0"
+                mistakes = {
+                    "sees tokens that come after it": attention(q, keys, values),
+                    first_alone: attention(q, keys, values, is_causal=True),
+                    "sees no token of the calls before": attention(q, k, v, is_causal=True),
+                }
+                place = f"token {begin}" if n == 1 else f"the tokens {begin} to {end - 1}"
+                expect(f"{place} of {parts} at a time: what it returns", found, right, mistakes)
+            begin = end
+
+
+@exercise("17", minutes=10, hint="Read self.table once, into a local name; use only that name.")
+def shared_positions(SharedPositions) -> None:
+    layer = SharedPositions()
+
+    def right(n):
+        x = torch.randn(n)
+        time.sleep(0.0005)
+        return torch.equal(layer(x), x + torch.arange(float(n)))
+
+    kept = torch.zeros(2)
+    if layer(kept).tolist() == [0, 1] and kept.any():
+        raise Wrong("it changes its input")
+    if not (right(5) and right(3) and right(8)):
+        raise Wrong("already in one thread, the positions that it adds are not 0, 1, 2, ...")
+    with mock.patch("torch.arange", side_effect=torch.arange) as made:
+        layer(torch.zeros(8))
+        if made.called:
+            raise Wrong("it makes a new table for a length that it had just before")
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(right, 1 + 37 * i % 11) for i in range(400)]
+    failed = [answer for answer in answers if answer.exception() or not answer.result()]
+    if failed:
+        raise Wrong("with 8 threads, some requests get an error or a table of another length")
+
+
+@exercise(
+    "17",
+    minutes=15,
+    ranks=(2, 3, 4),
+    hint="all_gather_object takes parts of any size. Which inputs had rank r?",
+)
+def on_all_ranks(on_all_ranks) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for count in (8, 7, 1):
+        inputs, seen = torch.arange(float(count)).unsqueeze(1), []
+        outputs = on_all_ranks(lambda x, seen=seen: seen.append(len(x)) or 10 * x, inputs)
+        right, most = 10 * inputs, -(-count // ranks)
+        if sum(seen) > most:
+            said = f"of {count} inputs, this rank computed {sum(seen)}, where {most} would do"
+            raise Wrong(said)
+        if outputs is None:
+            raise Wrong("nothing is returned on this rank")
+        mistakes = {
+            "is in the order of the ranks": torch.cat([right[r::ranks] for r in range(ranks)]),
+            "is this rank's part": torch.cat([right[rank::ranks]]),
+            "lacks the last inputs": right[: count // ranks * ranks],
+        }
+        expect(f"of {count} inputs, what is returned", outputs, right, mistakes)
+
+
+@exercise("18", minutes=5, hint="The ranks of host 1 begin where those of host 0 end.")
+def place_of(place_of) -> None:
+    for gpus in ([2, 2], [4, 1, 3], [1]):
+        places = [(host, local) for host, count in enumerate(gpus) for local in range(count)]
+        for rank, right in enumerate(places):
+            equal = divmod(rank, gpus[0])
+            mistakes = {f"is {equal}, as if all hosts had {gpus[0]} GPUs": equal}
+            expect(f"rank {rank} on {gpus}", tuple(place_of(rank, gpus)), right, mistakes)
+
+
+@exercise("18", minutes=10, hint="--nproc-per-node counts one host's; --node-rank is its own.")
+def commands(commands) -> None:
+    for hosts, gpus in ((["alpha", "beta"], 2), (["a", "b", "c"], 8)):
+        parsed = []
+        for line in commands(hosts, gpus, "train.py --lr 0.1"):
+            words = shlex.split(line)
+            try:
+                parsed.append(parse_args(words[words[0].startswith("python") * 2 + 1 :]))
+            except SystemExit:
+                raise Wrong(f"torchrun does not understand this line: {line}") from None
+        of = {name: [str(vars(o)[name]) for o in parsed] for name in vars(parsed[0])}
+        n = len(hosts)
+        expect("the number of lines", len(parsed), n)
+        if "train.py" not in of["training_script"] or "--lr" not in parsed[-1].training_script_args:
+            raise Wrong("the script or its options are missing")
+        if any(o.standalone for o in parsed):
+            raise Wrong("--standalone is for one host: each would train alone")
+        expect("--nnodes", of["nnodes"], [str(n)] * n)
+        all_gpus = {f"is {n * gpus}, that of all hosts": [str(n * gpus)] * n}
+        expect("--nproc-per-node", of["nproc_per_node"], [str(gpus)] * n, all_gpus)
+        if set(of["rdzv_backend"]) == {"static"} and not parsed[0].rdzv_endpoint:
+            places = [f"{o.master_addr}:{o.master_port or 29500}" for o in parsed]
+            first = [host for host, o in zip(hosts, parsed, strict=True) if o.node_rank == 0]
+            same = {"is the same on all hosts": [of["node_rank"][0]] * n}
+            expect("--node-rank", sorted(of["node_rank"]), [str(i) for i in range(n)], same)
+        else:
+            places, first = of["rdzv_endpoint"], hosts
+            expect("--rdzv-backend", of["rdzv_backend"], ["c10d"] * n)
+            if len(set(of["rdzv_id"])) > 1:
+                raise Wrong("--rdzv-id differs: the hosts would wait for each other in two runs")
+        if len(set(places)) > 1:
+            raise Wrong(f"the hosts meet at different places: {', '.join(places)}")
+        if places[0].partition(":")[0] in ("localhost", "127.0.0.1", ""):
+            raise Wrong(f"each host takes {places[0]} for itself")
+        if places[0].partition(":")[0] not in first:
+            raise Wrong(f"the hosts meet at {places[0]}, where nobody with --node-rank 0 is")
+
+
+@exercise(
+    "18",
+    minutes=10,
+    ranks=(4,),
+    hint="Who is the first on this disk? And the barrier is for all ranks, outside the if.",
+)
+def get_data(get_data) -> None:
+    rank = dist.get_rank()
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+
+    def download(disk):
+        time.sleep(0.1)
+        with open(disk, "a") as file:
+            file.write("downloaded ")
+
+    for shared in (True, False):
+        disk = Path(folder[0], "shared" if shared else f"host{rank // 2}")
+        text = get_data(download, disk, rank, rank % 2, shared)
+        dist.barrier()
+        times = disk.read_text().count("downloaded")
+        on = "a disk that all hosts share" if shared else "this host's own disk"
+        if times != 1:
+            raise Wrong(f"on {on}, the data were downloaded {times} times")
+        expect("what is returned", text, "downloaded ")
