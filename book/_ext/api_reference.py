@@ -9,6 +9,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from torchclinic import cli
+from torchladder import check
 
 
 def write_factories(app, what, name, obj, options, signature, returns):
@@ -33,6 +34,22 @@ class CommandHelp(SphinxDirective):
         return [shown]
 
 
+class Exercises(SphinxDirective):
+    """``exercises``: a table of all that ``torchladder.check`` judges, each a link to its page."""
+
+    def run(self):
+        self.env.note_reread()  # the cases are in several files
+        rows = ["| Chapter | Exercise | Minutes | Ranks |", "| --- | --- | ---: | --- |"]
+        for name, known in check.all_exercises().items():
+            chapter = next(
+                doc for doc in self.env.all_docs if doc.startswith(f"notebooks/{known.chapter}_")
+            )
+            ranks = ", ".join(map(str, known.ranks)) if known.ranks != (1,) else ""
+            link = f"[{known.chapter}](../{chapter}.ipynb#exercises)"
+            rows.append(f"| {link} | `{name}` | {known.minutes} | {ranks} |")
+        return self.parse_text_to_nodes("\n".join(rows))
+
+
 def help_of(command):
     """As in a terminal of 80 columns, without colours (which Python 3.14 adds)."""
     terminal = {"COLUMNS": "80", "NO_COLOR": "1"}
@@ -50,6 +67,7 @@ def leave_as_code(app, env, node, contnode):
 
 def setup(app):
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("exercises", Exercises)
     app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-signature", write_factories)
     app.connect("missing-reference", leave_as_code)

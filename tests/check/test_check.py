@@ -8,8 +8,10 @@ import sys
 import time
 from collections import Counter
 
+import nbformat
 import pytest
 import torch.distributed as dist
+from running import ROOT, text_of
 
 from torchladder import check
 
@@ -41,6 +43,17 @@ def test_an_answer_is_told_what_it_is(name, kind, monkeypatch):
 def test_each_exercise_knows_four_mistakes(name):
     said = {a.__doc__ for (exercise, _), a in ANSWERS.items() if exercise == name} - {"right"}
     assert len(said) >= 4
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_its_page_has_the_stub_and_a_solution_that_is_right(name):
+    [page] = (ROOT / "notebooks").glob(f"{EXERCISES[name].chapter}_*.ipynb")
+    cells = [cell for cell in nbformat.read(page, 4).cells if f"check.{name}(" in cell.source]
+    said = ["".join(map(text_of, cell.outputs)) for cell in cells]
+    right = [line for line in said if line.startswith(f"{name}: right")]
+    assert (said[:1], said[1:]) == ([f"{name}: not written yet\n"], right)
+    assert right
+    assert "hide-cell" in cells[1].metadata.tags
 
 
 def test_a_stub_is_not_written_yet(capsys):
