@@ -40,12 +40,10 @@ class Exercises(SphinxDirective):
     def run(self):
         self.env.note_reread()  # the cases are in several files
         rows = ["| Chapter | Exercise | Minutes | Ranks |", "| --- | --- | ---: | --- |"]
+        chapters = {doc[10:12]: doc for doc in self.env.found_docs if doc.startswith("notebooks/")}
         for name, known in check.all_exercises().items():
-            chapter = next(
-                doc for doc in self.env.all_docs if doc.startswith(f"notebooks/{known.chapter}_")
-            )
             ranks = ", ".join(map(str, known.ranks)) if known.ranks != (1,) else ""
-            link = f"[{known.chapter}](../{chapter}.ipynb#exercises)"
+            link = f"[{known.chapter}](../{chapters[known.chapter]}.ipynb#exercises)"
             rows.append(f"| {link} | `{name}` | {known.minutes} | {ranks} |")
         return self.parse_text_to_nodes("\n".join(rows))
 
