@@ -1,5 +1,6 @@
 """Answers to the exercises on several ranks; each says how it is judged."""
 
+import torch
 import torch.distributed as dist
 
 
@@ -53,3 +54,288 @@ class average_gradients:
             parts = [grad.clone() for _ in range(dist.get_world_size())]
             dist.all_gather(parts, grad)
             grad.copy_(sum(parts) / len(parts))
+
+
+class strip_prefix:
+    def anywhere(state):
+        """lost every 'module.', also within a name"""
+        return {key.replace("module.", ""): value for key, value in state.items()}
+
+    def letters(state):
+        """lost letters: lstrip() takes a set of letters"""
+        return {key.lstrip("module."): value for key, value in state.items()}
+
+    def always(state):
+        """lost the prefix, though not every key has it"""
+        return {key.removeprefix("module."): value for key, value in state.items()}
+
+    def by_length(state):
+        """of ['module.weight', 'fc.weight'], the keys is"""
+        return {key[7:]: value for key, value in state.items()}
+
+    def untouched(state):
+        """of ['module.fc.weight', 'module.fc.bias'], the keys still have the prefix"""
+        return dict(state)
+
+    def in_place(state):
+        """the state dict that you were given is changed"""
+        torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")
+        return state
+
+    def by_split(state):
+        """right"""
+        first = {key.partition(".")[0] for key in state}
+        if first != {"module"}:
+            return state
+        return {".".join(key.split(".")[1:]): state[key] for key in state}
+
+
+def _order(n, seed):
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+class indices_of:
+    def global_state(rank, ranks, n, epoch, seed):
+        """the ranks draw different orders, or samples are left out"""
+        order = torch.randperm(n).tolist()
+        return (order + order * ranks)[: -(-n // ranks) * ranks][rank::ranks]
+
+    def uneven(rank, ranks, n, epoch, seed):
+        """10 samples on 4 ranks: the ranks have [2, 3] samples, so one would wait"""
+        return _order(n, seed + epoch)[rank::ranks]
+
+    def dropped(rank, ranks, n, epoch, seed):
+        """10 samples on 4 ranks: together they see"""
+        return _order(n, seed + epoch)[: n // ranks * ranks][rank::ranks]
+
+    def one_order(rank, ranks, n, epoch, seed):
+        """another epoch has the same order"""
+        order = _order(n, seed)
+        return (order + order * ranks)[: -(-n // ranks) * ranks][rank::ranks]
+
+    def no_seed(rank, ranks, n, epoch, seed):
+        """another seed has the same order"""
+        order = _order(n, epoch)
+        return (order + order * ranks)[: -(-n // ranks) * ranks][rank::ranks]
+
+    def own_order(rank, ranks, n, epoch, seed):
+        """the ranks draw different orders, or samples are left out"""
+        order = _order(n, seed + epoch + 100 * rank)
+        return (order + order * ranks)[: -(-n // ranks) * ranks][rank::ranks]
+
+    def in_blocks(rank, ranks, n, epoch, seed):
+        """right"""
+        order, each = _order(n, 1000 * seed + epoch), -(-n // ranks)
+        return [order[i % n] for i in range(rank * each, rank * each + each)]
+
+
+class accuracy_over_ranks:
+    def mean_of_means(right, count):
+        """is the mean of the ranks' accuracies"""
+        accuracy = right / max(count, 1)
+        dist.all_reduce(accuracy)
+        return accuracy / dist.get_world_size()
+
+    def own(right, count):
+        """is this rank's"""
+        return right / max(count, 1)
+
+    def sum_of_means(right, count):
+        """is the sum of the ranks' accuracies"""
+        accuracy = right / max(count, 1)
+        dist.all_reduce(accuracy)
+        return accuracy
+
+    def one_sum(right, count):
+        """the accuracy is"""
+        dist.all_reduce(right)
+        return right / max(count, 1)
+
+    def integers(right, count):
+        """the accuracy is 0"""
+        both = torch.tensor([int(right), count])
+        dist.all_reduce(both)
+        return both[0] // both[1]
+
+    def objects(right, count):
+        """right"""
+        pairs = [None] * dist.get_world_size()
+        dist.all_gather_object(pairs, (right.item(), count))
+        return sum(r for r, _ in pairs) / sum(c for _, c in pairs)
+
+
+class all_stop:
+    def own(wish):
+        """what is returned is this rank's own wish"""
+        return wish
+
+    def all_want(wish):
+        """is True only if all want it"""
+        wish = torch.tensor(float(wish))
+        dist.all_reduce(wish, dist.ReduceOp.MIN)
+        return wish.item() > 0
+
+    def first(wish):
+        """what is returned is rank 0's wish"""
+        wish = torch.tensor(float(wish))
+        dist.broadcast(wish, 0)
+        return wish.item() > 0
+
+    def who_wants(wish):
+        """is this rank's own wish"""
+        if wish:
+            return True
+        wish = torch.tensor(0.0)
+        dist.all_reduce(wish, dist.ReduceOp.MAX)
+        return wish.item() > 0
+
+    def average(wish):
+        """with the wishes [0, 1, 0], what is returned is"""
+        wish = torch.tensor(float(wish))
+        dist.all_reduce(wish)
+        return wish.item() / dist.get_world_size() >= 0.5
+
+    def gathered(wish):
+        """right"""
+        wishes = [None] * dist.get_world_size()
+        dist.all_gather_object(wishes, wish)
+        return any(wishes)
+
+
+class broadcast_model:
+    def parameters(net):
+        """1.running_mean is still this rank's own"""
+        for parameter in net.parameters():
+            dist.broadcast(parameter.data, 0)
+
+    def trainable(net):
+        """is still this rank's own"""
+        for parameter in filter(lambda p: p.requires_grad, net.parameters()):
+            dist.broadcast(parameter.data, 0)
+
+    def average(net):
+        """0.weight is float32"""
+        for tensor in net.state_dict().values():
+            if tensor.is_floating_point():
+                dist.all_reduce(tensor)
+                tensor /= dist.get_world_size()
+
+    def new_parameters(net):
+        """the parameters are new tensors, which the optimizer does not know"""
+        for name, parameter in list(net.named_parameters(remove_duplicate=False)):
+            dist.broadcast(parameter.data, 0)
+            module = net.get_submodule(name.rpartition(".")[0])
+            setattr(module, name.rpartition(".")[2], torch.nn.Parameter(parameter.data))
+        for buffer in net.buffers():
+            dist.broadcast(buffer, 0)
+
+    def rank_0_alone(net):
+        """is still this rank's own"""
+        if dist.get_rank() == 0:
+            net.load_state_dict(net.state_dict())
+
+    def an_object(net):
+        """right"""
+        states = [net.state_dict() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(states)
+        net.load_state_dict(states[0])
+
+
+class buckets:
+    def forwards(sizes, cap):
+        """begins with the first parameter, whose gradient comes last"""
+        return [[len(sizes) - 1 - i for i in part] for part in buckets.by_sum(sizes[::-1], cap)]
+
+    def no_rest(sizes, cap):
+        """lacks the last bucket"""
+        return buckets.by_sum(sizes, cap)[:-1]
+
+    def one_each(sizes, cap):
+        """has one bucket for each parameter"""
+        return [[i] for i in reversed(range(len(sizes)))]
+
+    def too_full(sizes, cap):
+        """for sizes [3, 3, 3] and at most 8, what is returned has all in one bucket"""
+        parts, room = [], 0
+        for i in reversed(range(len(sizes))):
+            if room <= 0:
+                parts.append([])
+                room = cap
+            parts[-1].append(i)
+            room -= sizes[i]
+        return parts
+
+    def an_empty_one(sizes, cap):
+        """for sizes [20] and at most 8, what is returned is [[], [0]], not [[0]]"""
+        parts, full = [[]] if sizes else [], 0
+        for i in reversed(range(len(sizes))):
+            if full + sizes[i] > cap:
+                parts.append([])
+                full = 0
+            parts[-1].append(i)
+            full += sizes[i]
+        return parts
+
+    def by_sum(sizes, cap):
+        """right"""
+        parts = []
+        for i in range(len(sizes) - 1, -1, -1):
+            if parts and sum(sizes[k] for k in parts[-1]) + sizes[i] <= cap:
+                parts[-1] += [i]
+            else:
+                parts += [[i]]
+        return parts
+
+
+def _neighbours():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return rank, ranks, (rank + 1) % ranks, (rank - 1) % ranks
+
+
+class ring_all_reduce:
+    def one_exchange(x):
+        """(Right on 2 ranks: is 2 in it?)"""
+        _rank, _ranks, right, left = _neighbours()
+        other = torch.empty_like(x)
+        work = dist.isend(x, right)
+        dist.recv(other, left)
+        work.wait()
+        return x + other
+
+    def the_library(x):
+        """dist.all_reduce does it for you"""
+        dist.all_reduce(x)
+        return x
+
+    def whole_tensors(x):
+        """a ring sends at most"""
+        _rank, ranks, right, left = _neighbours()
+        total, passed = x.clone(), x.clone()
+        for _ in range(ranks - 1):
+            other = torch.empty_like(x)
+            work = dist.isend(passed, right)
+            dist.recv(other, left)
+            work.wait()
+            total, passed = total + other, other
+        return total
+
+    def averaged(x):
+        """the sum of 12 numbers is the average"""
+        return ring_all_reduce.by_hand(x) / dist.get_world_size()
+
+    def nothing(x):
+        """the sum of 12 numbers is this rank's own"""
+        return x
+
+    def by_hand(x):
+        """right"""
+        rank, ranks, right, left = _neighbours()
+        parts = [part.clone() for part in x.tensor_split(ranks)]
+        for step in range(2 * (ranks - 1)):
+            give, take = (rank - step) % ranks, (rank - step - 1) % ranks
+            other = torch.empty_like(parts[take])
+            ops = [dist.P2POp(dist.isend, parts[give], right), dist.P2POp(dist.irecv, other, left)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            parts[take] = parts[take] + other if step < ranks - 1 else other
+        return torch.cat(parts)

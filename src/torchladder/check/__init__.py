@@ -107,15 +107,14 @@ def exercise(chapter: str, minutes: int, *, hint: str, ranks: tuple = (1,)) -> C
 def expect(what: str, got: object, right: object, mistakes: dict | None = None) -> None:
     """Raise `Wrong` unless `got` equals `right`: numbers to 1e-4, lists and tuples alike.
 
-    Of `mistakes`, the sentence is told whose value is what was `got`; `what` begins it. A mistake
-    that gives the right value here is none.
+    Of `mistakes`, the sentences are told whose value is what was `got`; `what` begins them. A
+    mistake that gives the right value here is none.
     """
     if _same(got, right):
         return
-    for said, value in (mistakes or {}).items():
-        if _same(got, value):
-            raise Wrong(f"{what} {said}")
-    raise Wrong(f"{what} is {_short(got)}, not {_short(right)}")
+    fits = [said for said, value in (mistakes or {}).items() if _same(got, value)]
+    said = ", or ".join(fits) or f"is {_short(got)}, not {_short(right)}"
+    raise Wrong(f"{what} {said}")
 
 
 def progress() -> None:

@@ -8,6 +8,99 @@ from torchladder.check import Wrong, exercise, expect
 
 
 @exercise(
+    "08", minutes=10, hint="Does every key begin with it? removeprefix() takes one from the front."
+)
+def strip_prefix(strip_prefix) -> None:
+    for keys, right in (
+        (["module.fc.weight", "module.fc.bias"], ["fc.weight", "fc.bias"]),
+        (["module.module.fc.weight"], ["module.fc.weight"]),
+        (["module.my_module.fc", "module.a.module.b"], ["my_module.fc", "a.module.b"]),
+        (["module.dulem", "module.ed"], ["dulem", "ed"]),
+        (["module.weight", "fc.weight"], ["module.weight", "fc.weight"]),
+        (["fc.module.weight"], ["fc.module.weight"]),
+    ):
+        state = {key: torch.tensor(i) for i, key in enumerate(keys)}
+        found = strip_prefix(state)
+        if list(state) != keys:
+            raise Wrong("the state dict that you were given is changed")
+        mistakes = {
+            "lost every 'module.', also within a name": [k.replace("module.", "") for k in keys],
+            "lost letters: lstrip() takes a set of letters": [k.lstrip("module.") for k in keys],
+            "lost the prefix, though not every key has it": [
+                k.removeprefix("module.") for k in keys
+            ],
+            "still have the prefix": keys,
+        }
+        expect(f"of {keys}, the keys", list(found), right, mistakes)
+        expect(f"of {keys}, the tensors", list(found.values()), list(state.values()))
+
+
+@exercise(
+    "09",
+    minutes=15,
+    hint="A torch.Generator of its own, seeded by seed + epoch; then [rank::ranks].",
+)
+def indices_of(indices_of) -> None:
+    for n, ranks in ((10, 2), (10, 4), (7, 3), (3, 4), (2, 5)):
+        said, shares = f"{n} samples on {ranks} ranks", {}
+        for epoch in (0, 1, 7):
+            for rank in range(ranks):
+                torch.manual_seed(rank)  # as programs do that want other noise on each rank
+                shares[epoch, rank] = list(map(int, indices_of(rank, ranks, n, epoch, seed=3)))
+        for epoch in (0, 1, 7):
+            parts = [shares[epoch, rank] for rank in range(ranks)]
+            lengths = {len(part) for part in parts}
+            if len(lengths) > 1:
+                raise Wrong(f"{said}: the ranks have {sorted(lengths)} samples, so one would wait")
+            seen = [i for part in parts for i in part]
+            if set(seen) != set(range(n)):
+                at_random = "the ranks draw different orders, or samples are left out"
+                raise Wrong(f"{said}: together they see {sorted(set(seen))}: {at_random}")
+            expect(f"{said}: the samples of each", lengths.pop(), -(-n // ranks))
+        torch.manual_seed(99)
+        again = list(map(int, indices_of(0, ranks, n, 0, seed=3)))
+        expect("the same call once more", again, shares[0, 0])
+    orders = {tuple(indices_of(0, 2, 100, epoch, seed=3)) for epoch in (0, 1, 2)}
+    if len(orders) < 3:
+        raise Wrong("another epoch has the same order")
+    if tuple(indices_of(0, 2, 100, 0, seed=4)) in orders:
+        raise Wrong("another seed has the same order")
+
+
+@exercise("09", minutes=5, ranks=(2, 3, 4), hint="Add up both over the ranks, and divide once.")
+def accuracy_over_ranks(accuracy_over_ranks) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for counts in ([8, 4, 4, 2], [5, 0, 1, 7]):
+        rights = [2, 0, 1, 2]
+        right, count = rights[:ranks], counts[:ranks]
+        means = [r / max(c, 1) for r, c in zip(right, count, strict=True)]
+        mistakes = {
+            "is the mean of the ranks' accuracies": sum(means) / ranks,
+            "is this rank's": means[rank],
+            "is the sum of the ranks' accuracies": sum(means),
+        }
+        found = accuracy_over_ranks(torch.tensor(right[rank]), count[rank])
+        said = f"with {right} right of {count}, the accuracy"
+        expect(said, float(found), sum(right) / sum(count), mistakes)
+
+
+@exercise(
+    "09", minutes=5, ranks=(2, 3, 4), hint="All ranks call the same collective, also who goes on."
+)
+def all_stop(all_stop) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for wishes in ([0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]):
+        wish, right = bool(wishes[rank]), any(wishes[:ranks])
+        found = bool(all_stop(wish))
+        mistakes = {
+            "is rank 0's wish": bool(wishes[0]),
+            "is this rank's own wish": wish,
+            "is True only if all want it": all(wishes[:ranks]),
+        }
+        expect(f"with the wishes {wishes[:ranks]}, what is returned", found, right, mistakes)
+
+
+@exercise(
     "10",
     minutes=10,
     ranks=(2, 3, 4),
@@ -43,3 +136,94 @@ def average_gradients(average_gradients) -> None:
             "is the sum divided by 2": own[name] * total / 2,
         }
         expect(what, parameter.grad, own[name] * total / ranks, mistakes)
+
+
+@exercise(
+    "10",
+    minutes=10,
+    ranks=(2, 3, 4),
+    hint="Buffers count, too. dist.broadcast(tensor, 0) is in place.",
+)
+def broadcast_model(broadcast_model) -> None:
+    rank = dist.get_rank()
+
+    def model(seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        net[2].weight = net[0].weight  # tied
+        net[2].bias.requires_grad_(False)
+        net[1].running_mean.fill_(seed)
+        net[1].num_batches_tracked.fill_(seed + 3)
+        return net
+
+    net, first, own = model(rank), model(0).state_dict(), model(rank).state_dict()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    broadcast_model(net)
+    for name, found in net.state_dict().items():
+        expect(name, found, first[name], {"is still this rank's own": own[name]})
+    if optimizer.param_groups[0]["params"][0] is not net[0].weight:
+        raise Wrong("the parameters are new tensors, which the optimizer does not know")
+    if net[0].weight is not net[2].weight:
+        raise Wrong("two layers that shared their weight share it no longer")
+
+
+@exercise(
+    "10", minutes=10, hint="DDP goes from the last parameter to the first. A full bucket is closed."
+)
+def buckets(buckets) -> None:
+    for sizes, cap, right in (
+        ([4, 4, 4, 4], 8, [[3, 2], [1, 0]]),
+        ([4, 4, 4], 8, [[2, 1], [0]]),
+        ([3, 3, 3], 8, [[2, 1], [0]]),
+        ([2, 20, 2, 2], 8, [[3, 2], [1], [0]]),
+        ([20], 8, [[0]]),
+        ([], 8, []),
+    ):
+        found = [list(part) for part in buckets(sizes, cap)]
+        n = len(sizes)
+        mistakes = {
+            "begins with the first parameter, whose gradient comes last": [
+                [n - 1 - i for i in part] for part in right
+            ]
+            if sizes == sizes[::-1]
+            else None,
+            "has one bucket for each parameter": [[i] for i in reversed(range(n))],
+            "lacks the last bucket": right[:-1],
+            "has all in one bucket": [list(reversed(range(n)))],
+        }
+        expect(f"for sizes {sizes} and at most {cap}, what is returned", found, right, mistakes)
+
+
+@exercise(
+    "10",
+    minutes=25,
+    ranks=(2, 3, 4),
+    hint="ranks - 1 rounds add, ranks - 1 pass on; isend first, then recv.",
+)
+def ring_all_reduce(ring_all_reduce) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sent = []
+    for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather"):
+        setattr(dist, name, lambda *args, n=name, **kwargs: _not_allowed(n))
+    for name, send in (("send", dist.send), ("isend", dist.isend)):
+
+        def counted(tensor, *args, send=send, **kwargs):
+            sent.append(tensor.numel())
+            return send(tensor, *args, **kwargs)
+
+        setattr(dist, name, counted)
+        setattr(dist.distributed_c10d, name, counted)  # where batch_isend_irecv looks
+    for n in (12, 7, 1):
+        x = torch.arange(float(n)) + 10 * rank
+        own, sent[:] = x.clone(), []
+        found = ring_all_reduce(x)
+        right = torch.arange(float(n)) * ranks + 10 * sum(range(ranks))
+        mistakes = {"is this rank's own": own, "is the average": right / ranks}
+        expect(f"the sum of {n} numbers", x if found is None else found, right, mistakes)
+        most = 2 * (ranks - 1) * -(-n // ranks)
+        if sum(sent) > most:
+            raise Wrong(f"this rank sent {sum(sent)} of {n} numbers; a ring sends at most {most}")
+
+
+def _not_allowed(name: str) -> None:
+    raise Wrong(f"dist.{name} does it for you: use send and recv, or isend and irecv")
