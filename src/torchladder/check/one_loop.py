@@ -1,1 +1,182 @@
 """The hidden cases of the exercises on one device's training loop: chapters 05 to 07."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchladder.check import Wrong, exercise, expect
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+@exercise(
+    "05", minutes=10, hint="Empty the gradients, compute the loss, backward, step; then detach."
+)
+def train_step(train_step) -> None:
+    torch.manual_seed(1)
+    batches = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(2)]
+
+    def trained(loss_of, step, empty=True):
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        net.load_state_dict(start)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        net[0].weight.grad = torch.ones(8, 4)  # left over from before
+        losses = [step(net, optimizer, *batch) for batch in batches] if step else []
+        for images, labels in () if step else batches:
+            if empty:
+                optimizer.zero_grad()
+            loss = loss_of(net(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return net[0].weight.detach(), losses
+
+    start = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).state_dict()
+    right, losses = trained(F.cross_entropy, None)
+    found, said = trained(None, train_step)
+    mistakes = {
+        "is as it was: no step was taken, or with empty gradients": start["0.weight"],
+        "is what the gradients of all steps together give": trained(
+            F.cross_entropy, None, empty=False
+        )[0],
+        "is that of a loss of the softmax of a softmax": trained(
+            lambda x, y: F.cross_entropy(x.softmax(1), y), None
+        )[0],
+    }
+    expect("after two steps, the first weight", found, right, mistakes)
+    if any(isinstance(loss, torch.Tensor) and loss.requires_grad for loss in said):
+        raise Wrong("the loss that is returned keeps its graph, and so the memory of all layers")
+    expect("the two losses", [float(loss) for loss in said], [float(loss) for loss in losses])
+
+
+@exercise("05", minutes=10, hint="Add up sums, and divide once, by the number of images.")
+def evaluate(evaluate) -> None:
+    net = _net()
+    images = torch.randn(10, 4)
+    logits = net.eval()(images).detach()
+    labels = logits.argmax(1)
+    labels[:8] = (labels[:8] + 1) % 3  # right are the last batch's two alone
+    batches = list(zip(images.split(4), labels.split(4), strict=True))  # 4, 4 and 2
+    losses = [F.cross_entropy(net(x), y).item() for x, y in batches]
+    rates = [(net(x).argmax(1) == y).float().mean().item() for x, y in batches]
+    right = (
+        F.cross_entropy(logits, labels).item(),
+        (logits.argmax(1) == labels).float().mean().item(),
+    )
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    for training in (True, False):
+        net.train(training)
+        loss, accuracy = evaluate(net, batches)
+        if any(not torch.equal(state[key], value) for key, value in net.state_dict().items()):
+            raise Wrong("batch norm's averages have changed: the model was in training mode")
+        if net.training != training:
+            raise Wrong(f"the model was in {'training' if training else 'evaluation'} mode before")
+        if getattr(loss, "requires_grad", False):
+            raise Wrong("the loss keeps the graphs of all batches, and so their memory")
+        of_batches = {"is the mean of the batches' means": sum(losses) / 3}
+        expect("the loss", float(loss), right[0], of_batches)
+        of_batches = {"is the mean of the batches' accuracies": sum(rates) / 3}
+        of_batches |= {"is the number of right answers": right[1] * 10}
+        expect("the accuracy", float(accuracy), right[1], of_batches)
+
+
+@exercise(
+    "06", minutes=15, hint="Each group's loss is a mean over its images; the last one is smaller."
+)
+def accumulate(accumulate) -> None:
+    images, labels = torch.randn(22, 4), torch.randint(3, (22,))
+    small = list(zip(images.split(4), labels.split(4), strict=True))  # 4, 4, 4, 4, 4 and 2
+
+    def weights(groups, parts=None, scale=lambda y, group: 1.0):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        if parts:
+            accumulate(net, optimizer, small, parts)
+        for group in groups:
+            optimizer.zero_grad()
+            for x, y in group:
+                (F.cross_entropy(net(x), y) * scale(y, group)).backward()
+            optimizer.step()
+        return net.weight.detach()
+
+    for parts in (4, 3, 1):
+        groups = [small[i : i + parts] for i in range(0, len(small), parts)]
+        share = weights(groups, None, lambda y, group: len(y) / sum(len(b) for _, b in group))
+        full = [group for group in groups if len(group) == parts]
+        mistakes = {
+            "is what a division by `parts` gives: the last group has fewer images": weights(
+                groups, None, lambda y, group, parts=parts: 1 / parts
+            ),
+            "is what steps without the last group give": weights(
+                full, None, lambda y, group: len(y) / sum(len(b) for _, b in group)
+            ),
+            "weighs every batch alike, also the smaller one": weights(
+                groups, None, lambda y, group: 1 / len(group)
+            ),
+            "is what sums of the batches' losses give": weights(groups),
+            "is what a step after each batch gives": weights([[batch] for batch in small]),
+        }
+        said = f"with {parts} batches a step, the weight"
+        expect(said, weights([], parts), share, mistakes)
+
+
+class _Scaler(torch.amp.GradScaler):
+    """Notes what is called, in which order."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__("cpu", init_scale=scale)
+        self.calls = []
+
+    def unscale_(self, optimizer):
+        self.calls.append("unscale_")
+        return super().unscale_(optimizer)
+
+    def update(self, new_scale=None):
+        self.calls.append("update")
+        return super().update(new_scale)
+
+
+@exercise("07", minutes=15, hint="scale, backward, unscale_, clip, scaler.step, scaler.update.")
+def amp_step(amp_step) -> None:
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+
+    def moved(step, scaler, overflow=False, clip=1.0):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 3)
+        types = []
+        net.register_forward_hook(lambda module, args, out: types.append(out.dtype))
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        before = net.weight.detach().clone()
+        for _ in range(2):  # the second time, gradients are there
+            step(net, optimizer, scaler, 50 * x if not overflow else x * float("inf"), y, clip)
+        return net.weight.detach() - before, types
+
+    def by_hand(net, optimizer, scaler, x, y, clip):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+
+    scaler = _Scaler(1024.0)
+    found, types = moved(amp_step, scaler)
+    if set(types) != {torch.bfloat16}:
+        raise Wrong("the model computed in float32: its call is not under autocast")
+    right = moved(by_hand, None)[0]
+    if found.norm() < right.norm() / 100:
+        raise Wrong("the weights hardly move: the scaled gradients were clipped, not the true ones")
+    if found.norm() > right.norm() * 2:
+        raise Wrong("the weights move too far: the gradients are not clipped, or still scaled")
+    expect("in two steps, the weight moves by what", found.norm().item(), right.norm().item())
+    if "update" not in scaler.calls:
+        raise Wrong("the scaler is never updated: after an overflow its scale would stay")
+    scaler = _Scaler(1024.0)
+    if not torch.isfinite(moved(amp_step, scaler, overflow=True)[0]).all():
+        raise Wrong(
+            "a step with gradients that are not finite was taken: only scaler.step skips it"
+        )
