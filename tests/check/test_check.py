@@ -20,7 +20,7 @@ ANSWERS = {
     for name, answers in vars(importlib.import_module(f"answers_{module}")).items()
     if name in EXERCISES
     for answer in vars(answers).values()
-    if inspect.isfunction(answer)
+    if inspect.isfunction(answer) or inspect.isclass(answer)
 }
 
 
