@@ -1,1 +1,204 @@
 """The hidden cases of the exercises on tensors and devices: chapters 03 and 04."""
+
+import copy
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import nn
+
+from torchclinic.where import where_is
+from torchladder.check import Wrong, exercise, expect
+from torchladder.devices import simulated_gpus
+
+
+@contextmanager
+def _machine_with(gpus: int) -> Iterator[None]:
+    """PyTorch says that there are so many GPUs, wherever it is asked."""
+    cuda = torch.device("cuda")
+
+    def current(check_available: bool = False) -> torch.device | None:
+        return cuda if gpus or not check_available else None
+
+    says = {"device_count": lambda: gpus, "is_available": lambda: gpus > 0}
+    in_cuda = mock.patch.multiple(torch.cuda, **says)
+    with in_cuda, mock.patch.multiple(torch.accelerator, **says, current_accelerator=current):
+        yield
+
+
+@exercise("03", minutes=15, hint="torch.device() takes any GPU's name. How many are there?")
+def chosen_device(chosen_device) -> None:
+    wanted = {None: 0, "cpu": None, "cuda": 0, "gpu": -1}
+    wanted |= {f"{prefix}{i}": i for i in (0, 1, 2, 3, -1) for prefix in ("", "cuda:")}
+    for gpus in (3, 1, 0):
+        with _machine_with(gpus):
+            for option, i in wanted.items():
+                falls_back = option in (None, "cpu")
+                here = i is not None and 0 <= i < gpus
+                right = torch.device("cuda", i) if here else torch.device("cpu")
+                what = f"with {gpus} GPUs, the device for {option!r}"
+                try:
+                    got = chosen_device(option)
+                except ValueError as error:
+                    if here or falls_back:
+                        raise Wrong(f"{what} is a ValueError: {error}") from None
+                    continue
+                if not here and not falls_back:
+                    raise Wrong(f"{what} is {got!r}, and there is no such GPU")
+                mistakes = {"has no index": torch.device("cuda"), "is a text": str(right)}
+                expect(what, got, right, mistakes)
+
+
+@exercise("03", minutes=10, hint="Which device does a tensor on 'cuda' have? Are the two equal?")
+def table_per_device(TablePerDevice) -> None:
+    with simulated_gpus():
+        on = torch.zeros(1, device="cuda").device
+        tables, kept = TablePerDevice(), {}
+        for place, right in (
+            ("cuda", "cuda:0"), (on, "cuda:0"), (torch.device("cuda"), "cuda:0"), ("cpu", "cpu"),
+            ("cuda:1", "cuda:1"), ("cuda:0", "cuda:0"), (torch.device("cpu"), "cpu"),
+            (torch.device("meta"), "meta"), ("cuda:1", "cuda:1"),
+        ):  # fmt: skip
+            table = tables.table_on(place)
+            expect(
+                f"the device of table_on({place!r})",
+                getattr(table, "device", None),
+                torch.device(right),
+            )
+            if kept.setdefault(right, table) is not table:
+                raise Wrong(f"table_on({place!r}) is not the table that {right} had already")
+            expect(f"`built` after table_on({place!r})", tables.built, len(kept))
+        other = TablePerDevice()
+        other.table_on("cuda")
+        shared = {"is 0: it has the tables of another object": 0}
+        expect("`built` of a second object", other.built, 1, shared)
+    expect("the table on the CPU", TablePerDevice().table_on("cpu"), torch.arange(1000))
+
+
+@exercise("03", minutes=10, hint="int() the fields before you compare them.")
+def idle_gpu_only(idle_gpu_only) -> None:
+    wrong = {
+        "is the number of its line": "3",
+        "is that of least utilisation": "5",
+        "is that with most memory in use": "6",
+        "is that whose memory comes first as a text": "4",
+        "is a number, and an environment holds texts": 7,
+    }
+    first = {"is the first of those that use least memory": "0"}
+    for text, idle, mistakes in (
+        ("4, 1000, 50\n6, 14210, 60\n5, 300, 0\n7, 8, 20\n", "7", wrong),
+        ("0, 10, 80\n12, 10, 9\n2, 10, 10\n", "12", first),
+    ):
+        given = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SEED": "1"}
+        before = dict(given)
+        found = idle_gpu_only(text, given) or {}
+        expect("the environment that you were given, afterwards,", given, before)
+        mistakes = mistakes | {"is the one that was set before": "1"}
+        what = f"of the lines {text.splitlines()}, CUDA_VISIBLE_DEVICES"
+        expect(what, found.get("CUDA_VISIBLE_DEVICES"), idle, mistakes)
+        expect("CUDA_DEVICE_ORDER", found.get("CUDA_DEVICE_ORDER"), "PCI_BUS_ID")
+        for name in ("PATH", "SEED"):
+            expect(f"the program's {name}", found.get(name), given[name])
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@exercise("04", minutes=15, hint="A named tuple takes its values one by one. A text is a sequence.")
+def move(move) -> None:
+    makers = {
+        "a tensor": lambda x: x,
+        "a list": lambda x: [x, 2, None, "cat"],
+        "a tuple of one": lambda x: (x,),
+        "a named tuple in a list": lambda x: [Pair(x, "cat"), Pair(None, x)],
+        "tuples in a list in a dict": lambda x: {"a": [(x, x), (1.5, x)], "b": True, 3: x},
+        "what is empty": lambda x: {"a": [], "b": (), "c": {}, "d": ""},
+    }
+    for what, make in makers.items():
+        for device in ("meta", "cpu"):
+            x = torch.arange(3, dtype=torch.int16)
+            given, right = make(x), make(x.to(device))
+            before = repr(given)
+            found = move(given, device)
+            if repr(given) != before:
+                raise Wrong(f"{what}: the batch that you were given is changed")
+            if repr(found) == before != repr(right):
+                raise Wrong(f"{what}: what is returned is still on the CPU")
+            if repr(found) != repr(right):
+                raise Wrong(f"{what}, to {device}: {found!r}, not {right!r}")
+
+
+@exercise("04", minutes=10, hint="Chapter 04's table: what moves with .to and is not saved?")
+def moving_table(Positions) -> None:
+    model, x = Positions(), torch.rand(3, 4)
+    trained = {"has the table: an optimizer would take it": ["layer.bias", "layer.weight", "table"]}
+    names = ["layer.bias", "layer.weight"]
+    expect("the list of parameters", sorted(n for n, _ in model.named_parameters()), names, trained)
+    saved = {"has the table: an older checkpoint lacks that key": [*names, "table"]}
+    expect("the state dict", sorted(model.state_dict()), names, saved)
+    for factor in (1.0, 2.0):
+        state = {"layer.weight": torch.full((2, 4), factor), "layer.bias": torch.ones(2)}
+        model.load_state_dict(state)
+        right = (factor * (x + torch.arange(4.0))).sum(1, keepdim=True).expand(3, 2) + 1
+        without = {"lacks the positions": right - 6 * factor}
+        expect("the output on the CPU", model(x), right, without)
+    for name in where_is(model.to("meta")).odd:
+        raise Wrong(f"after .to('meta'), {name} is still on the CPU")
+    expect("the output on meta", model(x.to("meta")).is_meta, True)
+
+
+@exercise("04", minutes=10, hint="named_buffers() has buffers that the state dict lacks.")
+def left_behind(left_behind) -> None:
+    def net(first, second, bias, buffer):
+        model = nn.Sequential(nn.Linear(2, 2, device=first), nn.BatchNorm1d(2, device=second))
+        model[0].bias = nn.Parameter(torch.zeros(2, device=bias))
+        model.register_buffer("mask", torch.ones(2, device=buffer), persistent=False)
+        return model
+
+    of_1 = {f"1.{name}": None for name in ("bias", "running_mean", "running_var", "weight")}
+    of_1 = sorted([*of_1, "1.num_batches_tracked"])
+    with simulated_gpus():
+        for model, right in (
+            (net("cuda:0", "cuda:0", "cuda:0", "cuda"), []),
+            (net("cpu", "cpu", "cuda:0", "cpu"), ["0.bias"]),
+            (net("cuda:1", "cuda:0", "cuda:1", "cuda:1"), of_1),
+            (net("cuda:0", "cuda:0", "cpu", "cpu"), ["0.bias", "mask"]),
+            (nn.ReLU(), []),
+        ):
+            parameters = {name for name, _ in model.named_parameters()}
+            mistakes = {
+                "is not sorted": ["mask", "0.bias"],
+                "lacks `mask`, which is not in the state dict": [n for n in right if n != "mask"],
+                "lacks the buffers": [n for n in right if n in parameters],
+                "is empty: two GPUs are two devices": [],
+            }
+            expect("what is returned", left_behind(model), right, mistakes)
+
+
+@exercise("04", minutes=15, hint="Which tensors does the loop make or receive? There are five.")
+def train(train) -> None:
+    batches = [(torch.rand(4, 2), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+    net = nn.Linear(2, 2)
+    model, losses = copy.deepcopy(net), []
+    for x, y in batches:
+        of_each = -model(x - 0.5).log_softmax(1)[range(4), y]
+        losses.append(((1.0 + 2 * y) * of_each).sum() / (1.0 + 2 * y).sum())
+        losses[-1].backward()
+        for parameter in model.parameters():
+            parameter.data -= 0.1 * parameter.grad
+        model.zero_grad()
+    sum_of_all = sum(losses).item()
+    mistakes = {
+        "is the sum of all batches' losses": sum_of_all,
+        "is the last batch's": losses[-1].item(),
+        "is the last batch's, divided by their number": losses[-1].item() / 3,
+    }
+    found = train(copy.deepcopy(net), batches, "cpu")
+    expect("the loss on the CPU", found, sum_of_all / 3, mistakes)
+    found = train(net, batches, "meta")
+    if not found.is_meta:
+        raise Wrong(f"on meta, all runs, but the loss that is returned is on {found.device}")
+    if not net.weight.is_meta:
+        raise Wrong("on meta, all runs, but the model itself is still on the CPU")
