@@ -37,6 +37,10 @@ class train_step:
         optimizer.step()
         return loss
 
+    def returns_nothing(net, optimizer, images, labels):
+        """nothing is returned"""
+        train_step.emptied_at_the_start(net, optimizer, images, labels)
+
     def of_the_step_after(net, optimizer, images, labels):
         """the two losses is"""
         optimizer.zero_grad()
@@ -207,7 +211,7 @@ def _amp(autocast=True, unscale=True, clips=True, steps=True, update=True, scale
 
 class amp_step:
     def clipped_scaled(*args):
-        """the weights hardly move: the scaled gradients were clipped, not the true ones"""
+        """the weights hardly move: the gradients were clipped while they were scaled"""
         _amp(unscale=False)(*args)
 
     def not_clipped(*args):
@@ -215,8 +219,19 @@ class amp_step:
         _amp(clips=False)(*args)
 
     def no_autocast(*args):
-        """the model computed in float32: its call is not under autocast"""
+        """what the model computes in is {'torch.float32'}, not {'torch.bfloat16'}"""
         _amp(autocast=False)(*args)
+
+    def never_scaled(*args):
+        """Attempted unscale_ but _scale is None"""
+        _amp(scales=False)(*args)
+
+    def no_step(net, optimizer, scaler, images, labels, clip):
+        """the weights do not move: no step was taken"""
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(net(images), labels)
+        scaler.scale(loss).backward()
 
     def never_updated(net, optimizer, scaler, images, labels, clip):
         """unscale_() is being called after step()"""

@@ -1,1 +1,155 @@
 """Answers to the exercises of the cases in `sharded`; each says how it is judged."""
+
+import torch
+import torch.distributed as dist
+
+
+def _bytes(net, of_all, of_trained, size=lambda p: p.element_size()):
+    every = sum(p.numel() * size(p) for p in net.parameters())
+    trained = sum(p.numel() * size(p) for p in net.parameters() if p.requires_grad)
+    return every * of_all + trained * of_trained
+
+
+class training_bytes:
+    def four_each(net, states):
+        """counts 4 bytes for each number, whatever its dtype"""
+        return _bytes(net, 1, 1 + states, lambda p: 4)
+
+    def of_frozen(net, states):
+        """counts gradients and state of frozen parameters"""
+        return _bytes(net, 2 + states, 0)
+
+    def no_gradients(net, states):
+        """leaves out the gradients"""
+        return _bytes(net, 1, states)
+
+    def twice(net, states):
+        """a weight that two layers share, momentum: what is returned is 2400"""
+        parts = [p for m in net.modules() for p in m.parameters(recurse=False)]
+        if len(parts) == 2 and parts[0] is parts[1]:
+            return sum(p.numel() * p.element_size() for p in parts) * (2 + states)
+        return _bytes(net, 1, 1 + states)
+
+    def numbers(net, states):
+        """float32, SGD: what is returned is 200, not 800"""
+        return _bytes(net, 1, 1 + states, lambda p: 1)
+
+    def by_dtype(net, states):
+        """right"""
+        total = 0
+        for parameter in set(net.parameters()):
+            tensors = 2 + states if parameter.requires_grad else 1
+            total += tensors * parameter.numel() * torch.finfo(parameter.dtype).bits // 8
+        return total
+
+
+def _gathered(piece, shape, rows):
+    ranks = dist.get_world_size()
+    pieces = [torch.zeros(rows, *shape[1:]) for _ in range(ranks)]
+    dist.all_gather(pieces, piece)
+    return torch.cat(pieces)
+
+
+class shard_and_gather:
+    def whole_parts():
+        """lacks the last rows"""
+
+        def shard(whole):
+            each = len(whole) // dist.get_world_size()
+            return whole[dist.get_rank() * each :][:each].clone()
+
+        def gather(piece, shape):
+            return _gathered(piece, shape, shape[0] // dist.get_world_size())
+
+        return shard, gather
+
+    def views():
+        """whether the piece keeps more than"""
+        gather = shard_and_gather.objects()[1]
+        return lambda whole: whole.tensor_split(dist.get_world_size())[dist.get_rank()], gather
+
+    def with_padding():
+        """what is gathered is float32 [8, 2]"""
+
+        def shard(whole):
+            each = -(-len(whole) // dist.get_world_size())
+            padded = torch.zeros(each * dist.get_world_size(), *whole.shape[1:])
+            padded[: len(whole)] = whole
+            return padded[dist.get_rank() * each :][:each].clone()
+
+        def gather(piece, shape):
+            return _gathered(piece, shape, -(-shape[0] // dist.get_world_size()))
+
+        return shard, gather
+
+    def interleaved():
+        """what is gathered is float32 [8, 3]"""
+
+        def gather(piece, shape):
+            pieces = [None] * dist.get_world_size()
+            dist.all_gather_object(pieces, piece)
+            return torch.cat(pieces)
+
+        return lambda whole: whole[dist.get_rank() :: dist.get_world_size()].clone(), gather
+
+    def objects():
+        """right"""
+
+        def shard(whole):
+            return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+
+        def gather(piece, shape):
+            pieces = [None] * dist.get_world_size()
+            dist.all_gather_object(pieces, piece)
+            return torch.cat(pieces)
+
+        return shard, gather
+
+
+class groups_of:
+    def exchanged(rank, rows, columns):
+        """are in the wrong order: the row comes first"""
+        return groups_of.by_mesh(rank, rows, columns)[::-1]
+
+    def by_columns(rank, rows, columns):
+        """are those of a mesh whose first column has the ranks 0, 1, 2"""
+        mesh = torch.arange(rows * columns).reshape(columns, rows)
+        r, c = divmod(rank, rows)
+        return mesh[:, c].tolist(), mesh[r].tolist()
+
+    def others(rank, rows, columns):
+        """lack the rank itself"""
+        return [[i for i in part if i != rank] for part in groups_of.by_mesh(rank, rows, columns)]
+
+    def neighbours(rank, rows, columns):
+        """the groups of rank 0 in 2 x 4 is"""
+        return [rank, rank + 1], [rank, rank + columns]
+
+    def by_mesh(rank, rows, columns):
+        """right"""
+        row, column = rank // columns, rank % columns
+        group = [row * columns + c for c in range(columns)]
+        return group, [r * columns + column for r in range(rows)]
+
+
+class steps_and_rate:
+    def no_parts(samples, batch, ranks, parts, drop_last, rate):
+        """forgets the accumulation"""
+        return steps_and_rate.by_rule(samples, batch, ranks, 1, drop_last, rate)
+
+    def always_down(samples, batch, ranks, parts, drop_last, rate):
+        """counts a last, smaller step wrongly"""
+        return samples // (batch * ranks * parts), rate * ranks * parts
+
+    def own_rate(samples, batch, ranks, parts, drop_last, rate):
+        """has the learning rate of one batch"""
+        return steps_and_rate.by_rule(samples, batch, ranks, parts, drop_last, rate)[0], rate
+
+    def by_rank(samples, batch, ranks, parts, drop_last, rate):
+        """1000 samples, 10 x 4 ranks x 5 parts, drop_last=True: what is returned is"""
+        return samples // batch, rate * ranks * parts
+
+    def by_rule(samples, batch, ranks, parts, drop_last, rate):
+        """right"""
+        steps, rest = divmod(samples, batch * ranks * parts)
+        return [steps + (rest > 0 and not drop_last), rate * ranks * parts]
