@@ -125,7 +125,7 @@ class indices_of:
 
     def in_blocks(rank, ranks, n, epoch, seed):
         """right"""
-        order, each = _order(n, 1000 * seed + epoch), -(-n // ranks)
+        order, each = _order(n, seed + epoch), -(-n // ranks)
         return [order[i % n] for i in range(rank * each, rank * each + each)]
 
 
