@@ -418,7 +418,7 @@ class left_behind:
         return sorted(n for n, p in model.named_parameters() if p.device != first)
 
     def type_alone(model):
-        """what is returned is empty: two GPUs are two devices"""
+        """what is returned lacks what is on another GPU"""
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
         first = next(iter(tensors.values()), torch.empty(0)).device.type
         return sorted(name for name, tensor in tensors.items() if tensor.device.type != first)
