@@ -32,6 +32,10 @@ class keep_rows:
         outputs = outputs.clone()
         return [outputs[i] for i in rows]
 
+    def a_tensor(outputs, rows):
+        """for 2 rows, what is returned is tensor("""
+        return outputs[rows]
+
     def by_numpy(outputs, rows):
         """Can't call numpy() on Tensor that requires grad"""
         return [torch.from_numpy(outputs[i].numpy().copy()) for i in rows]
@@ -84,6 +88,16 @@ class plain:
             return x.item() if isinstance(x, np.generic) else str(x)
 
         return nested(value, change)
+
+    def generators(value):
+        """a PosixPath in a tuple cannot be saved: cannot pickle 'generator' object"""
+        if isinstance(value, dict):
+            return {key: plain.generators(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [plain.generators(item) for item in value]
+        if isinstance(value, tuple):
+            return (plain.generators(item) for item in value)
+        return str(value) if isinstance(value, Path) else value
 
     def without_bools(value):
         """a bool is refused: the file needs numpy"""

@@ -25,7 +25,6 @@ def keep_rows(keep_rows) -> None:
         outputs.requires_grad_(dtype is not torch.int64)
         before = outputs.detach().clone()
         kept = keep_rows(outputs, rows)
-        expect("`outputs`, afterwards,", outputs, before)
         if not isinstance(kept, list) or len(kept) != len(rows):
             raise Wrong(f"for {len(rows)} rows, what is returned is {kept!r:.40}")
         for i, row in zip(rows, kept, strict=True):
@@ -54,7 +53,10 @@ def plain(plain) -> None:
         found = plain(given)
         if repr(given) != before:
             raise Wrong(f"{what}: the record that you were given is changed")
-        torch.save(found, file)
+        try:
+            torch.save(found, file)
+        except (TypeError, AttributeError) as error:
+            raise Wrong(f"{what} cannot be saved: {error}") from None
         if needs := get_unsafe_globals_in_checkpoint(io.BytesIO(file.getvalue())):
             raise Wrong(f"{what} is refused: the file needs {needs[0]}")
         found = tuple(found) if isinstance(given, tuple) and isinstance(found, list) else found
