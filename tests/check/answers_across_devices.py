@@ -33,6 +33,12 @@ class chosen_device:
             return try_gpu()
         return named_device(f"cuda:{option}" if option.lstrip("-").isdigit() else option)
 
+    def names_alone(option):
+        """the device for '0' is a ValueError: '0' is not a device"""
+        return (
+            try_gpu() if option is None else named_device("cuda:0" if option == "cuda" else option)
+        )
+
     def text(option):
         """the device for None is a text"""
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -105,7 +111,7 @@ class table_per_device:
             return self.on(str(device), device)
 
     class by_the_type(Tables):
-        """the device of table_on('cuda:1') is device(type='cuda', index=0), not"""
+        """the device of table_on('cuda:1') is cuda:0, not cuda:1"""
 
         def table_on(self, device):
             return self.on(torch.device(device).type, device)
@@ -143,6 +149,16 @@ class table_per_device:
                 (torch.device(device).type, torch.device(device).index or 0),
                 torch.arange(1000, device=device),
             )
+
+    class as_floats(Tables):
+        """the table on the CPU is float32 [1000] on cpu 0 1 2 3 4, not int64"""
+
+        def table_on(self, device):
+            key = (torch.device(device).type, torch.device(device).index or 0)
+            if key not in self.tables:
+                self.tables[key] = torch.arange(1000.0, device=device)
+                self.built += 1
+            return self.tables[key]
 
     class asks_a_tensor(Tables):
         """right"""
@@ -192,6 +208,10 @@ class idle_gpu_only:
         """CUDA_VISIBLE_DEVICES is the one that was set before"""
         idle = min(fields(text), key=lambda gpu: gpu[1:])[0]
         return {"CUDA_VISIBLE_DEVICES": str(idle), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | environ
+
+    def index_alone(text, environ):
+        """what is returned is 7, not a dict"""
+        return min(fields(text), key=lambda gpu: gpu[1:])[0]
 
     def two_alone(text, environ):
         """the program's PATH is None, not '/bin'"""
@@ -352,7 +372,7 @@ class moving_table:
             self.table = nn.Parameter(torch.arange(4.0), requires_grad=False)
 
     class copied_each_time(Layer):
-        """after .to('meta'), table (plain attribute) is still on the CPU"""
+        """if a model that it is a part of moves, table (plain attribute) is still on the CPU"""
 
         def __init__(self):
             super().__init__()
@@ -362,7 +382,7 @@ class moving_table:
             return self.layer(x + self.table.to(x.device))
 
     class for_one_device(Layer):
-        """after .to('meta'), table (plain attribute) is still on the CPU"""
+        """if a model that it is a part of moves, table (plain attribute) is still on the CPU"""
 
         def __init__(self):
             super().__init__()
@@ -371,6 +391,17 @@ class moving_table:
 
         def forward(self, x):
             return self.layer((x.to(self.table.device) + self.table).to(x.device))
+
+    class own_to(Layer):
+        """if a model that it is a part of moves, table (plain attribute) is still on the CPU"""
+
+        def __init__(self):
+            super().__init__()
+            self.table = torch.arange(4.0)
+
+        def to(self, device):
+            self.table = self.table.to(device)
+            return super().to(device)
 
     class left_out(Layer):
         """the output on the CPU lacks the positions"""
@@ -418,7 +449,7 @@ class left_behind:
         return sorted(n for n, p in model.named_parameters() if p.device != first)
 
     def type_alone(model):
-        """what is returned is empty: two GPUs are two devices"""
+        """what is returned lacks what is on another GPU"""
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
         first = next(iter(tensors.values()), torch.empty(0)).device.type
         return sorted(name for name, tensor in tensors.items() if tensor.device.type != first)

@@ -12,25 +12,29 @@ import torch
 
 class keep_rows:
     def views(outputs, rows):
-        """2 rows of 160 bytes keep 480 bytes: all of `outputs` (they are views of it)"""
+        """a file of 2 rows holds 480 bytes of numbers, not 160: they are views of `outputs`"""
         return [outputs[i] for i in rows]
 
     def contiguous(outputs, rows):
-        """all of `outputs` (they are views of it)"""
+        """not 160: they are views of `outputs`"""
         return [outputs[i].contiguous() for i in rows]
 
     def detached(outputs, rows):
-        """all of `outputs` (they are views of it)"""
+        """not 160: they are views of `outputs`"""
         return [outputs[i][:].detach() for i in rows]
 
     def deep_copies(outputs, rows):
-        """2 rows of 160 bytes keep 960 bytes: all of `outputs`"""
+        """a file of 2 rows holds 960 bytes of numbers, not 160"""
         return [copy.deepcopy(outputs.detach()[i]) for i in rows]
 
     def one_clone(outputs, rows):
-        """2 rows of 160 bytes keep 480 bytes: all of `outputs`"""
+        """a file of 2 rows holds 480 bytes of numbers, not 160"""
         outputs = outputs.clone()
         return [outputs[i] for i in rows]
+
+    def a_tensor(outputs, rows):
+        """for 2 rows, what is returned is tensor("""
+        return outputs[rows]
 
     def by_numpy(outputs, rows):
         """Can't call numpy() on Tensor that requires grad"""
@@ -66,7 +70,7 @@ def nested(value, change):
 
 class plain:
     def first_level(value):
-        """a PosixPath in a tuple in a list is refused: the file needs pathlib"""
+        """a PosixPath in a dict in a list is refused: the file needs pathlib"""
         items = value.items() if isinstance(value, dict) else [("", value)]
         found = {key: str(v) if isinstance(v, Path) else v for key, v in items}
         return found if isinstance(value, dict) else found[""]
@@ -84,6 +88,16 @@ class plain:
             return x.item() if isinstance(x, np.generic) else str(x)
 
         return nested(value, change)
+
+    def generators(value):
+        """a PosixPath in a tuple cannot be saved: cannot pickle 'generator' object"""
+        if isinstance(value, dict):
+            return {key: plain.generators(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [plain.generators(item) for item in value]
+        if isinstance(value, tuple):
+            return (plain.generators(item) for item in value)
+        return str(value) if isinstance(value, Path) else value
 
     def without_bools(value):
         """a bool is refused: the file needs numpy"""
@@ -142,7 +156,7 @@ class plain:
         return str(value) if isinstance(value, Path) else value
 
     def nothing_else(value):
-        """a PosixPath in a tuple in a list becomes [[None, 'a/b']], not [(1, 'a/b')]"""
+        """a PosixPath in a tuple becomes (None, 'a/b'), not (1, 'a/b')"""
         return nested(value, lambda x: str(x) if isinstance(x, Path) else None)
 
     def by_table(value):
@@ -173,7 +187,7 @@ def load(path):
 
 class save_checked:
     def of_the_thing():
-        """does not hold the file's SHA-256 in hex"""
+        """no file `path + '.sha256'` holds the file's SHA-256 in hex"""
 
         def save_checked(thing, path):
             torch.save(thing, path)
@@ -182,7 +196,7 @@ class save_checked:
         return save_checked, load
 
     def before_it_is_saved():
-        """does not hold the file's SHA-256 in hex"""
+        """no file `path + '.sha256'` holds the file's SHA-256 in hex"""
 
         def save_checked(thing, path):
             Path(path).touch()
@@ -192,7 +206,7 @@ class save_checked:
         return save_checked, load
 
     def other_name():
-        """no file `path + '.sha256'` is written"""
+        """no file `path + '.sha256'` holds the file's SHA-256 in hex"""
 
         def save_checked(thing, path):
             torch.save(thing, path)
@@ -336,7 +350,7 @@ class load_body:
         return sorted(model.load_state_dict(fitting, strict=False).missing_keys)
 
     def deleted(model, state):
-        """the state that you were given is changed"""
+        """the list of keys of `state`, afterwards, is"""
         own = model.state_dict()
         for key in list(state):
             if key not in own or own[key].shape != state[key].shape:
