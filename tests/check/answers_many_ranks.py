@@ -307,6 +307,12 @@ class ring_all_reduce:
         dist.all_reduce(x)
         return x
 
+    def another_collective(x):
+        """nothing was sent by send or isend: a collective did it for you"""
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, x)
+        return sum(parts)
+
     def whole_tensors(x):
         """a ring sends at most"""
         _rank, ranks, right, left = _neighbours()
