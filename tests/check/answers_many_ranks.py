@@ -166,7 +166,7 @@ class accuracy_over_ranks:
 
 class all_stop:
     def own(wish):
-        """what is returned is this rank's own wish"""
+        """is this rank's own wish"""
         return wish
 
     def all_want(wish):
