@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
 
 
 def _bytes(net, of_all, of_trained, size=lambda p: p.element_size()):
@@ -153,3 +154,127 @@ class steps_and_rate:
         """right"""
         steps, rest = divmod(samples, batch * ranks * parts)
         return [steps + (rest > 0 and not drop_last), rate * ranks * parts]
+
+
+FREE = {
+    ("Shard(0)", "Replicate()"): "Shard(0)",
+    ("Replicate()", "Shard(1)"): "Shard(1)",
+    ("Replicate()", "Replicate()"): "Replicate()",
+    ("Shard(1)", "Shard(0)"): "Partial()",
+    ("Shard(1)", "Replicate()"): "Partial()",
+    ("Replicate()", "Shard(0)"): "Partial()",
+    ("Partial()", "Replicate()"): "Partial()",
+    ("Replicate()", "Partial()"): "Partial()",
+}
+
+
+class product_of:
+    def added(x, w):
+        """the product of Shard(1) and Shard(0) is Replicate(), but nobody has added the summands"""
+        return "Replicate()" if (x, w) == ("Shard(1)", "Shard(0)") else FREE.get((x, w))
+
+    def same(x, w):
+        """the product of Shard(0) and Shard(0) is Shard(0), but something must be sent for it"""
+        return x if x == w else FREE.get((x, w))
+
+    def only_if_both_are_cut(x, w):
+        """the product of Shard(1) and Replicate() is None, but each rank can compute its share"""
+        return None if (x, w) == ("Shard(1)", "Replicate()") else FREE.get((x, w))
+
+    def sums(x, w):
+        """is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d"""
+        return "Partial()" if x == w == "Partial()" else FREE.get((x, w))
+
+    def outer(x, w):
+        """the product of Shard(0) and Shard(1) is Shard(0), but something must be sent for it"""
+        return "Shard(0)" if (x, w) == ("Shard(0)", "Shard(1)") else FREE.get((x, w))
+
+    def linear(x, w):
+        """the product of Shard(0) and Partial() is Partial(), but something must be sent for it"""
+        return "Partial()" if "Partial()" in (x, w) and x != w else FREE.get((x, w))
+
+    def table(x, w):
+        """right"""
+        return FREE.get((x, w))
+
+
+class bytes_sent:
+    def whole(size, before, after, ranks):
+        """counts the whole tensor, also the share that the rank has"""
+        return 0 if before in (after, "Replicate()") else size
+
+    def once(size, before, after, ranks):
+        """from Partial() to Replicate() on 2 ranks: what each sends is that of an all-gather"""
+        if before in (after, "Replicate()"):
+            return 0
+        once = size * (ranks - 1) / ranks
+        return once / ranks if before != "Partial()" != after != "Replicate()" else once
+
+    def no_all_to_all(size, before, after, ranks):
+        """from Shard(0) to Shard(1) on 2 ranks: what each sends is that of all ranks together"""
+        if before in (after, "Replicate()"):
+            return 0
+        return size * (ranks - 1) / ranks * (1 + ((before, after) == ("Partial()", "Replicate()")))
+
+    def all_reduce(size, before, after, ranks):
+        """from Partial() to Shard(1) on 2 ranks: what each sends"""
+        if before == "Partial()" != after:
+            return 2 * size * (ranks - 1) / ranks
+        return bytes_sent.right(size, before, after, ranks)
+
+    def together(size, before, after, ranks):
+        """is that of all ranks together"""
+        return ranks * bytes_sent.right(size, before, after, ranks)
+
+    def to_cut(size, before, after, ranks):
+        """from Replicate() to Shard(0) on 2 ranks: what each sends is"""
+        if before == "Replicate()" != after:
+            return size * (ranks - 1) / ranks
+        return bytes_sent.right(size, before, after, ranks)
+
+    def right(size, before, after, ranks):
+        """right"""
+        times = {"Replicate()": 0, "Partial()": 1 + (after == "Replicate()")}
+        times = (
+            0 if before == after else times.get(before, 1 if after == "Replicate()" else 1 / ranks)
+        )
+        return times * (size - size / ranks)
+
+
+class column_row:
+    def partial(x, up, down):
+        """its placement is 'Partial', not 'Replicate'"""
+        return (x @ up).relu() @ down
+
+    def gathered(x, up, down):
+        """what is sent is {'all-gather': 2}, not {'all-reduce': 1}"""
+        whole = [w.redistribute(placements=[Replicate()]) for w in (up, down)]
+        return (x @ whole[0]).relu() @ whole[1]
+
+    def no_relu(x, up, down):
+        """the result lacks the relu"""
+        return (x @ up @ down).redistribute(placements=[Replicate()])
+
+    def relu_last(x, up, down):
+        """the result has the relu after the sum"""
+        return (x @ up @ down).redistribute(placements=[Replicate()]).relu()
+
+    def claimed(x, up, down):
+        """the result is this rank's part of the sum only"""
+        part = (x.to_local() @ up.to_local()).relu() @ down.to_local()
+        return DTensor.from_local(part, x.device_mesh, [Replicate()])
+
+    def plain(x, up, down):
+        """the type of the result is 'Tensor', not 'DTensor'"""
+        return ((x @ up).relu() @ down).full_tensor()
+
+    def in_between(x, up, down):
+        """what is sent is {'all-gather': 1, 'all-reduce': 1}, not {'all-reduce': 1}"""
+        hidden = (x @ up).redistribute(placements=[Replicate()]).relu()
+        return (hidden @ down).redistribute(placements=[Replicate()])
+
+    def by_hand(x, up, down):
+        """right"""
+        part = (x.to_local() @ up.to_local()).relu() @ down.to_local()
+        dist.all_reduce(part, group=x.device_mesh.get_group())
+        return DTensor.from_local(part, x.device_mesh, [Replicate()])

@@ -1,10 +1,12 @@
-"""The hidden cases of the exercises on memory and sharding: chapters 11 to 14."""
+"""The hidden cases of the exercises on memory, sharding and placements."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from torchladder.check import exercise, expect
+from torchladder.traffic import Traffic
 
 
 @exercise(
@@ -92,3 +94,75 @@ def steps_and_rate(steps_and_rate) -> None:
         said = f"{samples} samples, {batch} x {ranks} ranks x {parts} parts, drop_last={last}: "
         found = steps_and_rate(samples, batch, ranks, parts, drop_last=last, rate=0.1)
         expect(said + "what is returned", found, right, mistakes)
+
+
+@exercise(
+    "19", minutes=10, hint="What can each rank compute of its pieces? Is it a piece or a summand?"
+)
+def product_of(product_of) -> None:
+    rows, columns, whole, part = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
+    free = {(rows, whole): rows, (whole, columns): columns, (whole, whole): whole}
+    free |= dict.fromkeys([(columns, rows), (columns, whole), (whole, rows)], part)
+    free |= dict.fromkeys([(part, whole), (whole, part)], part)
+    for x in (rows, columns, whole, part):
+        for w in (rows, columns, whole, part):
+            right = free.get((x, w))
+            mistakes = {"is None, but each rank can compute its share alone": None}
+            if x == w == part:
+                mistakes = {"is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d": part}
+            elif right is None:
+                mistakes = dict.fromkeys([rows, columns, whole, part])
+                mistakes = {
+                    f"is {kind}, but something must be sent for it": kind for kind in mistakes
+                }
+            elif right == part:
+                mistakes["is Replicate(), but nobody has added the summands yet"] = whole
+            expect(f"the product of {x} and {w}", product_of(x, w), right, mistakes)
+
+
+@exercise("19", minutes=10, hint="Which collective makes the change? What does it send in a ring?")
+def bytes_sent(bytes_sent) -> None:
+    rows, columns, whole, part = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
+    for ranks in (2, 3, 4, 8):
+        size = 240 * ranks
+        once = size * (ranks - 1) / ranks
+        prices = {(rows, whole): once, (columns, whole): once, (part, columns): once}
+        prices |= {(part, whole): 2 * once, (rows, columns): once / ranks, (part, part): 0}
+        prices |= {(whole, rows): 0, (whole, whole): 0, (columns, columns): 0}
+        for (before, after), right in prices.items():
+            mistakes = {
+                "counts the whole tensor, also the share that the rank has": right and size,
+                "is that of all ranks together": ranks * right,
+                "is that of an all-reduce": 2 * once,
+                "is that of an all-gather": once,
+            }
+            found = bytes_sent(size, before, after, ranks)
+            said = f"{size} bytes from {before} to {after} on {ranks} ranks: what each sends"
+            expect(said, found, right, mistakes)
+
+
+@exercise("19", minutes=15, ranks=(2, 3, 4), hint="Which placement has each product? Look at it.")
+def column_row(column_row) -> None:
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("gpu",))
+    for inner in (12, 10):
+        generator = torch.Generator().manual_seed(inner)
+        shapes = ((5, 4), (4, inner), (inner, 3))
+        x, up, down = (torch.randn(shape, generator=generator) for shape in shapes)
+        kinds = (Replicate(), Shard(1), Shard(0))
+        placed = [
+            distribute_tensor(t, mesh, [kind]) for t, kind in zip((x, up, down), kinds, strict=True)
+        ]
+        with Traffic(mesh) as traffic:
+            found = column_row(*placed)
+        said = f"with {inner} hidden columns, "
+        expect(said + "the type of the result", type(found).__name__, "DTensor")
+        expect(said + "its placement", type(found.placements[0]).__name__, "Replicate")
+        right, local = (x @ up).relu() @ down, [t.to_local() for t in placed]
+        mistakes = {
+            "lacks the relu": x @ up @ down,
+            "has the relu after the sum": (x @ up @ down).relu(),
+            "is this rank's part of the sum only": (x @ local[1]).relu() @ local[2],
+        }
+        expect(said + "the result", found.to_local(), right, mistakes)
+        sent = {kind: calls for (_, kind), calls in traffic.calls.items()}
+        expect(said + "what is sent", sent, {"all-reduce": 1})
