@@ -16,7 +16,7 @@ REPEATS = 31
 
 
 def training_rates(batch_size):
-    """Images per second of both ranks, block by block, alone and under DDP, as in chapter 14."""
+    """Images per second of both ranks, block by block, alone and under DDP, as in chapter 13."""
     import torch
 
     from torchladder.measuring import measure_across_ranks

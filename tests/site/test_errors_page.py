@@ -16,7 +16,7 @@ OPENED = "book/errors.html"
 SIZE = 5_000_000
 CATALOGUE = errors.catalogue()
 OF_PART = {part: [error for error in CATALOGUE.values() if error.part == part] for part in PARTS}
-PREFIXED = "module-prefix"  # an entry that a reader of chapter 15 meets
+PREFIXED = "module-prefix"  # an entry that a reader of chapter 14 meets
 PREFIX = CATALOGUE[PREFIXED]
 LOG = """\
 W1122 05:13:11.123000 4242 torch/distributed/run.py:803] Setting OMP_NUM_THREADS

@@ -145,7 +145,7 @@ def test_what_is_carried_are_the_packages_the_programs_and_the_licence(notebooks
 @pytest.mark.slow
 def test_both_packages_are_found_by_the_notebook_its_children_and_the_ranks(notebooks, tmp_path):
     """By a Python that has neither: it reads no .pth file, which tells of an editable package."""
-    cell = first_cell(notebooks, "14_which_rung")  # needs no data
+    cell = first_cell(notebooks, "13_which_rung")  # needs no data
     code = f"""
 import importlib.util, os, subprocess, sys
 if __name__ == "__main__":

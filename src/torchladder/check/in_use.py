@@ -1,4 +1,4 @@
-"""The hidden cases of the exercises on use and several machines: chapters 17 and 18."""
+"""The hidden cases of the exercises on use and several machines: chapters 16 and 17."""
 
 import shlex
 import tempfile
@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torchladder.check import Wrong, exercise, expect
 
 
-@exercise("17", minutes=10, hint="Fill the last batch up with zeros, and cut off what they give.")
+@exercise("16", minutes=10, hint="Fill the last batch up with zeros, and cut off what they give.")
 def in_batches(in_batches) -> None:
     sizes = []
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
@@ -37,7 +37,7 @@ def in_batches(in_batches) -> None:
         expect(f"of {count} inputs, what is returned", found, right, lost)
 
 
-@exercise("17", minutes=15, hint="future.set_running_or_notify_cancel() says who still waits.")
+@exercise("16", minutes=15, hint="future.set_running_or_notify_cancel() says who still waits.")
 def finish(finish) -> None:
     def batch(cancelled=()):
         futures = [Future() for _ in range(4)]
@@ -77,7 +77,7 @@ def batch_error(waiting: list, finish, fails) -> BaseException | None:
     return again[-1][1].exception()
 
 
-@exercise("17", minutes=20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
+@exercise("16", minutes=20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
 def attend(attend) -> None:
     texts = [torch.randn(3, 2, 4, 7, 8) for _ in range(2)]  # q, k and v of two texts
     for parts in ([7], [3, 1, 1, 2], [1] * 7):
@@ -100,7 +100,7 @@ def attend(attend) -> None:
             begin = end
 
 
-@exercise("17", minutes=10, hint="Read self.table once, into a local name; use only that name.")
+@exercise("16", minutes=10, hint="Read self.table once, into a local name; use only that name.")
 def shared_positions(SharedPositions) -> None:
     layer = SharedPositions()
 
@@ -126,7 +126,7 @@ def shared_positions(SharedPositions) -> None:
 
 
 @exercise(
-    "17",
+    "16",
     minutes=15,
     ranks=(2, 3, 4),
     hint="all_gather_object takes parts of any size. Which inputs had rank r?",
@@ -150,7 +150,7 @@ def on_all_ranks(on_all_ranks) -> None:
         expect(f"of {count} inputs, what is returned", outputs, right, mistakes)
 
 
-@exercise("18", minutes=5, hint="The ranks of host 1 begin where those of host 0 end.")
+@exercise("17", minutes=5, hint="The ranks of host 1 begin where those of host 0 end.")
 def place_of(place_of) -> None:
     for gpus in ([2, 2], [4, 1, 3], [1]):
         places = [(host, local) for host, count in enumerate(gpus) for local in range(count)]
@@ -160,7 +160,7 @@ def place_of(place_of) -> None:
             expect(f"rank {rank} on {gpus}", tuple(place_of(rank, gpus)), right, mistakes)
 
 
-@exercise("18", minutes=10, hint="--nproc-per-node counts one host's; --node-rank is its own.")
+@exercise("17", minutes=10, hint="--nproc-per-node counts one host's; --node-rank is its own.")
 def commands(commands) -> None:
     for hosts, gpus in ((["alpha", "beta"], 2), (["a", "b", "c"], 8)):
         parsed = []
@@ -199,7 +199,7 @@ def commands(commands) -> None:
 
 
 @exercise(
-    "18",
+    "17",
     minutes=10,
     ranks=(4,),
     hint="Who is the first on this disk? And the barrier is for all ranks, outside the if.",

@@ -1,4 +1,4 @@
-"""The hidden cases of the exercises on checkpoints and resuming: chapters 15 and 16."""
+"""The hidden cases of the exercises on checkpoints and resuming: chapters 14 and 15."""
 
 import copy
 import io
@@ -20,7 +20,7 @@ def _net(*names: str) -> nn.Module:
 
 
 @exercise(
-    "15",
+    "14",
     minutes=15,
     hint="Compare with the model's own keys: a wrapper's name is a part of a key that they lack.",
 )
@@ -54,7 +54,7 @@ def load_any_rung(load_any_rung) -> None:
 
 
 @exercise(
-    "15",
+    "14",
     minutes=15,
     hint="load_state_dict() goes by position: the i-th parameter gets state[params[i]].",
 )
@@ -96,7 +96,7 @@ class _Bomb:
 
 
 @exercise(
-    "16",
+    "15",
     minutes=10,
     hint="Write beside it, in the same folder; os.fsync; os.replace; after an error, tidy up.",
 )
@@ -138,7 +138,7 @@ def _still_there(path: Path, when: str) -> None:
 
 
 @exercise(
-    "16",
+    "15",
     minutes=10,
     hint="zipfile.ZipFile(path).testzip() names an entry whose checksum is wrong.",
 )
@@ -188,7 +188,7 @@ class _Run(SimpleNamespace):
 
 
 @exercise(
-    "16",
+    "15",
     minutes=15,
     hint="What does the next step read? And is it a copy, or does it change when the run goes on?",
 )
@@ -222,7 +222,7 @@ def pack_and_unpack(pack, unpack) -> None:
 
 
 @exercise(
-    "16",
+    "15",
     minutes=15,
     ranks=(2, 3, 4),
     hint="In the handler only note it. After each step, all_reduce the note with MAX.",

@@ -53,7 +53,7 @@ def shard_and_gather(shard, gather) -> None:
         expect(f"{said}, the tensor that was given", whole, kept)
 
 
-@exercise("13", minutes=10, hint="divmod(rank, columns) is the row and the column.")
+@exercise("19", minutes=10, hint="divmod(rank, columns) is the row and the column.")
 def groups_of(groups_of) -> None:
     for rows, columns in ((2, 4), (4, 2), (3, 1), (1, 3)):
         mesh = torch.arange(rows * columns).reshape(rows, columns)
@@ -74,7 +74,7 @@ def groups_of(groups_of) -> None:
             expect(f"the groups of rank {rank} in {rows} x {columns}", found, right, mistakes)
 
 
-@exercise("14", minutes=5, hint="One step takes batch x ranks x parts samples.")
+@exercise("13", minutes=5, hint="One step takes batch x ranks x parts samples.")
 def steps_and_rate(steps_and_rate) -> None:
     for samples, batch, ranks, parts, last in (
         (1000, 10, 1, 1, False), (1000, 10, 4, 5, True), (1003, 10, 4, 2, False),
@@ -97,7 +97,7 @@ def steps_and_rate(steps_and_rate) -> None:
 
 
 @exercise(
-    "19", minutes=10, hint="What can each rank compute of its pieces? Is it a piece or a summand?"
+    "18", minutes=10, hint="What can each rank compute of its pieces? Is it a piece or a summand?"
 )
 def product_of(product_of) -> None:
     rows, columns, whole, part = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
@@ -120,7 +120,7 @@ def product_of(product_of) -> None:
             expect(f"the product of {x} and {w}", product_of(x, w), right, mistakes)
 
 
-@exercise("19", minutes=10, hint="Which collective makes the change? What does it send in a ring?")
+@exercise("18", minutes=10, hint="Which collective makes the change? What does it send in a ring?")
 def bytes_sent(bytes_sent) -> None:
     rows, columns, whole, part = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
     for ranks in (2, 3, 4, 8):
@@ -141,7 +141,7 @@ def bytes_sent(bytes_sent) -> None:
             expect(said, found, right, mistakes)
 
 
-@exercise("19", minutes=15, ranks=(2, 3, 4), hint="Which placement has each product? Look at it.")
+@exercise("18", minutes=15, ranks=(2, 3, 4), hint="Which placement has each product? Look at it.")
 def column_row(column_row) -> None:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("gpu",))
     for inner in (12, 10):
