@@ -3,8 +3,8 @@
 The directive ``rungs`` is the ladder of ``rungs/ladder.toml``: what each rung needs for one model,
 and its program with the lines marked that it adds; radio buttons choose, without a script. Its
 markup is in landing.html. ``chapters`` is the README's table of chapters and questions,
-``explained`` a log and what the error clinic says to it; the role ``count`` counts the chapters or
-the errors.
+``routes`` a few chapters in an order, with their hours; ``explained`` a log and what the error
+clinic says to it; the role ``count`` counts the chapters or the errors.
 """
 
 import difflib
@@ -119,6 +119,28 @@ class Chapters(SphinxDirective):
         return self.parse_text_to_nodes(head + "\n".join(lines))
 
 
+class Routes(SphinxDirective):
+    """Lines such as ``I have one GPU: 05 06``."""
+
+    has_content = True
+
+    def run(self):
+        lines = []
+        for name, _, numbers in (line.partition(": ") for line in self.content):
+            files = [
+                next(Path(self.env.app.srcdir, "notebooks").glob(f"{n}_*")) for n in numbers.split()
+            ]
+            texts = [file.read_text("utf-8") for file in files]
+            read = sum(int(re.search(r"(\d+) minutes to read", text)[1]) for text in texts)
+            tasks = sum(map(int, re.findall(r"### Exercise .*\((\d+) minutes\)", "".join(texts))))
+            for file in files:
+                self.env.note_dependency(str(file))
+            links = " → ".join(f"[](../notebooks/{file.stem}.ipynb)" for file in files)
+            lines.append(f"| **{name}** | {links} | {read / 60:.1f} + {tasks / 60:.1f} |")
+        head = "| | read, in this order | hours to read + exercises |\n| --- | --- | --- |\n"
+        return self.parse_text_to_nodes(head + "\n".join(lines))
+
+
 class Count(SphinxRole):
     def run(self):
         note_catalogue(self.env)
@@ -146,5 +168,6 @@ def setup(app):
     app.add_role("count", Count())
     app.add_directive("rungs", Rungs)
     app.add_directive("chapters", Chapters)
+    app.add_directive("routes", Routes)
     app.add_directive("explained", Explained)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,44 @@
+"""SKILL.md: its commands run and answer as it says, and the pages that it names are there."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+SKILL = (ROOT / "SKILL.md").read_text("utf-8")
+
+
+def test_each_command_runs_and_the_log_s_answer_has_the_fields_that_are_named(tmp_path):
+    log = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x784 and 100x10)\n"
+    (tmp_path / "log.txt").write_text(log)
+    torch.save({"module.weight": torch.ones(2)}, tmp_path / "found.pt")
+    printed = {}
+    for line in re.findall(r"^\$ (torchclinic .*)$", SKILL, re.M):
+        command = [sys.executable, "-m", *shlex.split(line)]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert run.returncode in ((0, 1) if "doctor" in line else (0,)), run.stderr
+        printed[line.split()[1]] = run.stdout
+    assert printed.keys() == {"explain", "inspect", "fix", "doctor"}
+    [match] = json.loads(printed["explain"])["matches"]
+    assert {"id", "line", "text", "rank", "cause", "fix", "works"} <= match.keys()
+    assert "module." in printed["inspect"]
+    assert list(torch.load(tmp_path / "plain.pt")) == ["weight"]
+
+
+def test_an_unknown_error_is_no_match():
+    command = [sys.executable, "-m", "torchclinic", "explain", "--json"]
+    run = subprocess.run(
+        command, input="FrobnicationError: 7", capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, json.loads(run.stdout)["matches"]) == (1, [])
+
+
+def test_each_file_that_it_names_is_there():
+    named = re.findall(r"`((?:book|notebooks)/[^`]+)`", SKILL)
+    assert len(named) > 9
+    assert [name for name in named if not list(ROOT.glob(name))] == []
