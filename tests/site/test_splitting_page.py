@@ -16,7 +16,7 @@ PROGRAM_AND_OUTPUT = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "count"), [("splitting_a_model", 3), ("will_it_fit", 2)])
+@pytest.mark.parametrize(("page", "count"), [("splitting_a_model", 4), ("will_it_fit", 2)])
 def test_the_pages_programs_print_what_it_says(page, count, monkeypatch):
     monkeypatch.setattr(launching, "launch", partial(launching.launch, timeout=60))
     text = (BOOK / f"{page}.md").read_text(encoding="utf-8")
