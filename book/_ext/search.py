@@ -4,8 +4,12 @@
 index knows pages and stems only. The index is a script, since a page that is opened as a file may
 not read another file; a browser loads it when somebody is about to search. Recorded runs repeat the
 chapters and are left out, as are tables of errors: each error has an entry.
+
+``book/search/asked.tsv`` has what people ask, in their words and languages, with the section that
+answers: it is found by them. ``also.tsv`` has as what a word stands in the book.
 """
 
+import csv
 import json
 import re
 from html import unescape
@@ -13,8 +17,11 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import only, pending_xref, toctree
+from sphinx.util import logging
 
 INDEX = "search_index.js"
+ASKED = Path(__file__).parents[1] / "search/asked.tsv"
+ALSO = ASKED.with_name("also.tsv")
 TEXTS = (nodes.paragraph, nodes.math_block, nodes.title, nodes.rubric)
 NO_TEXT = (nodes.section, nodes.comment, toctree)
 # What a section counts by its page and anchor, the first that fits: some repeat what others say.
@@ -48,22 +55,39 @@ WORDS = {
 
 def sections(app):
     """For each page its address, its title, and of each section heading, anchor and text."""
+    asked = questions()
     for page in sorted(app.env.found_docs - {"search"}):
         if page.startswith("runs/") or page not in app.env.titles:
             continue
         document = app.env.get_doctree(page)
-        number = app.env.toc_secnumbers.get(page, {}).get("", ())
-        title = " ".join([*map(str, number), app.env.titles[page].astext()])
+        chapter = app.env.toc_secnumbers.get(page, {}).get("", ())
+        title = " ".join([*map(str, chapter), app.env.titles[page].astext()])
         found = [
             [
                 section.next_node(nodes.title).astext(),
                 section["ids"][0],
                 weight(f"{page}#{section['ids'][0]}"),
                 "\f".join(filter(None, blocks(section, app))),
+                asked.pop(f"{page}#{section['ids'][0]}", []) + (number == 0) * asked.pop(page, []),
             ]
-            for section in document.findall(nodes.section)
+            for number, section in enumerate(document.findall(nodes.section))
         ]
         yield app.builder.get_target_uri(page), title, found
+    for target, of_it in asked.items():
+        logging.getLogger(__name__).warning(f"{ASKED.name}: no section {target} for {of_it}")
+
+
+def questions():
+    """What is asked, by the section that answers best."""
+    asked = {}
+    for question, targets in rows(ASKED):
+        asked.setdefault(targets.split()[0], []).append(question)
+    return asked
+
+
+def rows(file):
+    with open(file, encoding="utf-8", newline="") as lines:
+        return list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
 
 
 def weight(address):
@@ -120,13 +144,14 @@ def code(block):
     text = block.astext()
     if "traceback" in block["classes"] and (said := SAID.search(text)):
         text = text[said.start() :]
-    return "\t" + "\n".join(filter(None, map(words, text.splitlines())))
+    return "\t" + "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
 def write_index(app, exception):
     """As a script; the words that search.js puts around what it finds come with it."""
     if exception is None and app.builder.name == "html":
-        index = {"words": WORDS, "pages": list(sections(app))}
+        also = {word: others.split(", ") for word, others in rows(ALSO)}
+        index = {"words": WORDS, "also": also, "pages": list(sections(app))}
         text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
         Path(app.outdir, "_static", INDEX).write_text(f"const searchIndex = {text};\n", "utf-8")
 

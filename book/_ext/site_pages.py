@@ -165,7 +165,7 @@ def digest_of_looks():
     # Sphinx notices a change in only one of the two files of a diff: hence rungs/;
     # and no change of what the numbers of book/_ext/measured.py come from.
     numbers = ("src/torchclinic/will_it_fit.py", "book/will_it_fit.md", "benchmarks/measured_by*")
-    parts = ("book/_ext/*.py", "book/_static/*", "rungs/*.py", *numbers)
+    parts = ("book/_ext/*.py", "book/_static/*", "book/search/*", "rungs/*.py", *numbers)
     files = sorted(file for part in parts for file in root.glob(part))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -30,7 +30,7 @@
   let search, clinic;
   async function ready() {
     await load("searching.js", "search_index.js");
-    search ??= searching(searchIndex.pages, document.documentElement.lang);
+    search ??= searching(searchIndex.pages, document.documentElement.lang, searchIndex.also);
   }
 
   const hasClinic = () => searchIndex.pages.some(([page]) => page === CLINIC); // a fork may have none

@@ -1,63 +1,63 @@
 "use strict";
-// Finds sections. The text is looked through as it is: no word of it is cut into stems, so what one
-// sees on a page is found, brackets and underscores included, in any language. A megabyte takes
-// milliseconds.
-const searching = (pages, language) => {
+// Finds sections: by their text as it is, so what one sees on a page is found, brackets and underscores
+// included, in any language; and by what people ask. `also` has as what else a word stands in the book.
+// A megabyte takes milliseconds.
+const searching = (pages, language, others) => {
+  const also = { __proto__: null, ...others };
   const MESSAGE = 5, NAME = 0.5; // in the error clinic: its own words, a name that a chapter explains
-  const PHRASE = 3, HEADING = 2, TITLE = 0.5; // what a match there counts beside one in the text
+  const PHRASE = 3, HEADING = 3, TITLE = 0.5; // what a match there counts beside one in the text
   const TOP = 2; // what a match in the title or the name of a chapter counts for its beginning
+  const ASKED = 4, SHARP = 2; // what a question counts that is like the query, and how soon less
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
+  const CODE = 0.7; // prose is easier to read in a list of hits
   const EXCERPT = 220, BEFORE = 60; // letters of it, and so many before what matched
 
-  // What readers ask for, and as what it stands in the book.
-  const ALSO = {
-    __proto__: null,
-    amp: ["mixed precision", "autocast"],
-    ddp: ["distributeddataparallel"],
-    dp: ["dataparallel", "data-parallel"],
-    fsdp: ["fully-shard"],
-    multiple: ["several", "all", "two", "both"],
-    oom: ["out of memory"],
-    percent: ["%"],
-    two: ["both"],
-    warmup: ["learning-rate warm-up", "choose the learning rate"],
-  };
+  // Of a question, what says nothing of its subject.
+  const STOP = new Set(`a an the of in on at to for from with by and or is are be do does did can should i my your me we it its
+    this that these how what why when where which who vs than then so not no if after before while during use using used make get
+    give need work works pytorch torch example tutorial way best good`.split(/\s+/));
 
   // One letter for each, so that a place in the one text is the place in the other.
   const fold = (text) => text.toLowerCase().replace(/[‘’`]/g, "'").replace(/[“”]/g, '"')
-    .replace(/[_–]/g, "-").replace(/[\t\n\f]/g, " ");
+    .replace(/[_–]/g, "-").replace(/[\t\n\f]/g, " ").replace(/iz(?=[aei])/g, "is");
   const brief = (text) => text.replace(/\b(an?|the|my|your) /g, "");
   const isLetter = (text, at) => {
     const code = text.charCodeAt(at);
     return (code > 96 && code < 123) || (code > 47 && code < 58);
   };
 
+  const telling = (word) => word && !STOP.has(word);
+  const known = new RegExp(`(${Object.keys(also).filter((word) => /\p{Script=Han}/u.test(word)).sort((a, b) => b.length - a.length).join("|")})`);
+  const segmenter = Intl.Segmenter && new Intl.Segmenter(language, { granularity: "word" });
+  /** A sentence without blanks, as Chinese writes it, has words all the same. */
+  function split(word) {
+    if (!segmenter || !/\p{Script=Han}/u.test(word)) return [word];
+    return word.split(known).flatMap((part) => (also[part] ? [part] :
+      [...segmenter.segment(part)].filter((part) => part.isWordLike).map((part) => part.segment)));
+  }
+
   const sections = pages.flatMap(([page, title, parts]) =>
-    parts.map(([heading, anchor, weight, text], place) => ({
+    parts.map(([heading, anchor, weight, text, asked], place) => ({
       page, title, heading, anchor, weight, text, clinic: /errors_\w+.html$/.test(page),
       top: place > 0 ? 0 : /\/\d\d_rung/.test(page) ? 1.2 : /\/\d\d_/.test(page),
+      asked: asked.map(fold)
+        .map((text) => ({ text, length: text.split(" ").flatMap(split).filter(telling).length })),
       folded: { heading: fold(heading), title: fold(`${title} ${page.replace(/.*\/|\.html$/g, "")}`), text: fold(text) },
     })));
   const mean = sections.reduce((sum, { text }) => sum + text.length, 0) / sections.length;
 
   // --- what is asked for ---
 
-  const segmenter = Intl.Segmenter && new Intl.Segmenter(language, { granularity: "word" });
-  /** A sentence without blanks, as Chinese writes it, has words all the same. */
-  function split(word) {
-    if (!segmenter || !/\p{Script=Han}/u.test(word)) return [word];
-    return [...segmenter.segment(word)].filter((part) => part.isWordLike).map((part) => part.segment);
-  }
-
   /** The words of a query. A plural finds the singular too: a word is found where it begins one. */
   function termsOf(query) {
     const words = query.split(" ").filter(Boolean).flatMap(split)
       .map((word) => word.replace(/^["'(\[{,;:!?.]+|["')\]},;:!?.]+$/g, "") || word);
-    const long = words.filter((word) => ALSO[word] || !/^[a-z]{1,2}$/.test(word)); // "of" is everywhere
-    return [...new Set(long.length ? long : words)].map((word) => {
+    const subject = words.filter((word) => telling(word) && (also[word] || !/^[a-z]{1,2}$/.test(word)));
+    return [...new Set(subject.length ? subject : words)].map((word) => {
       const text = /[a-z]{3}[^s\W]s$/.test(word) ? word.slice(0, -1) : word;
-      return { text, texts: [text, ...(ALSO[word] ?? [])], whole: word.length < 3 };
+      const stem = /^[a-z]{4,}(?:ing|ed|es|e|y)$/.test(word) ? word.replace(/(?:ing|ed|es|e|y)$/, "") : text;
+      return { text, texts: [...new Set([stem, text.replace(/-/g, " "), ...(also[word] ?? also[text] ?? [])])], whole: word.length < 3 };
     });
   }
 
@@ -79,12 +79,13 @@ const searching = (pages, language) => {
   }
 
   function look(term) {
-    term.found = sections.map(({ folded }) => ({
+    term.found = sections.map(({ folded, asked }) => ({
+      asked: asked.map(({ text }) => count(term, text, 1)),
       text: count(term, folded.text, MOST),
       heading: count(term, folded.heading, 1),
       title: count(term, folded.title, 1),
     }));
-    const inAny = term.found.filter(({ text, heading, title }) => text || heading || title).length;
+    const inAny = term.found.filter(({ text, heading, title, asked }) => text || heading || title || asked.some(Boolean)).length;
     term.common = inAny > COMMON * sections.length;
     term.rare = Math.log(1 + sections.length / inAny); // Infinity: it is nowhere
     return term;
@@ -92,7 +93,7 @@ const searching = (pages, language) => {
 
   function score(section, number, query, terms) {
     const { heading, text } = section.folded;
-    const words = heading.split(/[^\p{L}\p{N}]+/u).filter(Boolean).length;
+    const words = heading.split(/[^\p{L}\p{N}]+/u).filter(telling).length || 1;
     const named = terms.filter(({ found }) => found[number].heading).length;
     const share = terms.filter(({ found }) => found[number].heading || found[number].title).length / terms.length;
     const length = 0.25 + (0.75 * text.length) / mean;
@@ -109,12 +110,21 @@ const searching = (pages, language) => {
       if (isNamed) score += factor * all;
       else if (text.includes(query)) score += all;
     } else if (section.clinic && /\w[-.]\w/.test(query)) score *= NAME;
-    return score * section.weight;
+    return score * section.weight + ASKED * all * likeness(section, number, terms, all);
+  }
+
+  /** How near a query is to the nearest question that the section answers: 1 if it is that one. */
+  function likeness(section, number, terms, all) {
+    return Math.max(0, ...section.asked.map(({ length }, which) => {
+      const shared = terms.filter(({ found }) => found[number].asked[which]);
+      const weight = shared.reduce((sum, { rare }) => sum + rare, 0) / all;
+      return (weight * Math.min(1, shared.length / length) ** 0.5) ** SHARP;
+    }));
   }
 
   const plain = (asked) => fold(asked.replace(/\s+/g, " ")).trim();
   const isRare = ({ rare, common }) => rare < Infinity && !common;
-  const isIn = ({ found }, number) => found[number].text > 0 || found[number].heading > 0;
+  const isIn = ({ found }, number) => found[number].text > 0 || found[number].heading > 0 || found[number].asked.some(Boolean);
 
   /** Parts of words that are nowhere: a version's name, a path. */
   function partsOf(terms) {
@@ -136,7 +146,7 @@ const searching = (pages, language) => {
     return Object.keys(known).sort((a, b) => known[b] - known[a])[0] ?? word;
   }
 
-  /** The sections with all words of a query, or with as many as any section has; the best first. */
+  /** The sections with words of a query, the best first: a score counts by the share of words that are there. */
   function find(asked, meant) {
     const query = plain(asked);
     const typed = termsOf(query).map(look);
@@ -152,7 +162,7 @@ const searching = (pages, language) => {
         hits.push({ section, all: needed.filter(has).length, score: score(section, number, query, terms) });
     }
     const most = Math.max(...hits.map(({ all }) => all));
-    const best = hits.filter(({ all }) => all === most).sort((a, b) => b.score - a.score);
+    const best = hits.sort((a, b) => b.score * b.all - a.score * a.all);
     const whole = most === needed.length && terms.length === typed.length;
     return { hits: best.map(({ section }) => hit(section, query, needed)), whole, meant };
   }
@@ -189,7 +199,7 @@ const searching = (pages, language) => {
   /** Of the paragraph or the code that has most of a query, what stands around it. */
   function excerpt({ text }, query, terms) {
     const worth = (block) => terms.reduce((sum, term) => sum + (places(term, block).next().done ? 0 : term.rare), 0);
-    const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) + fold(block).includes(query) }));
+    const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) * (block.startsWith("\t") ? CODE : 1) + fold(block).includes(query) }));
     const best = blocks.reduce((best, next) => (next.worth > best.worth ? next : best)).block;
     const code = best.startsWith("\t");
     const block = code ? best.slice(1) : best;

@@ -1,6 +1,7 @@
 """The search: what it finds, how it shows it, and that it needs neither mouse nor server."""
 
 import json
+from hashlib import sha1
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,46 @@ def test_the_page_that_answers_a_query_comes_first(opened):
     assert len(wrong) <= MAY_MISS, wrong
     assert opened.errors == []
     assert [url for url in opened.asked if not url.startswith("file:")] == []
+
+
+ROWS = [
+    line.split("\t")
+    for line in (Path(__file__).parents[2] / "book/search/asked.tsv")
+    .read_text("utf-8")
+    .splitlines()
+][1:]
+# Half of the questions are used to make the search better, half only to measure it.
+TUNE, MEASURE = (
+    [row for row in ROWS if sha1(row[0].encode()).digest()[0] % 2 == h] for h in (0, 1)
+)
+ANSWERS = """([questions, kept]) => {
+    const pages = searchIndex.pages.map(([page, title, parts]) => [page, title, parts.map(
+        ([heading, anchor, weight, text, asked]) =>
+            [heading, anchor, weight, text, asked.filter((question) => kept.includes(question))])]);
+    const search = searching(pages, "en", searchIndex.also);
+    const hits = (question) => search.find(question).hits.slice(0, 3);
+    return questions.map((q) => hits(q).map((h) => `${h.page.replace(".html", "")}#${h.anchor}`));
+}"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "first", "in_three"), [(ROWS, 0.97, 0.99), (TUNE, 0.48, 0.67)], ids=["all", "held out"]
+)
+def test_what_people_ask_is_answered_first_and_often_if_only_the_other_half_is_known(
+    opened, kept, first, in_three
+):
+    opened.fill(".bd-search-container input", "tensor")
+    opened.wait_for_selector(".bd-search-container .search-hits a")
+    found = opened.evaluate(ANSWERS, [[q for q, _ in MEASURE], [q for q, _ in kept]])
+    right = []
+    for (_question, targets), hits in zip(MEASURE, found, strict=True):
+        # A target without a section is a page: all of its sections answer.
+        right.append([not {hit, hit.partition("#")[0]}.isdisjoint(targets.split()) for hit in hits])
+    shares = [sum(any(r[:n]) for r in right) / len(right) for n in (1, 3)]
+    assert len(ROWS) > 250
+    assert len(MEASURE) > 100
+    assert shares[0] >= first, shares
+    assert shares[1] >= in_three, shares
 
 
 def test_a_typing_error_is_corrected_and_hits_are_shown_in_groups(opened):
