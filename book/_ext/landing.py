@@ -3,11 +3,12 @@
 The directive ``rungs`` is the ladder of ``rungs/ladder.toml``: what each rung needs for one model,
 and its program with the lines marked that it adds; radio buttons choose, without a script. Its
 markup is in landing.html. ``chapters`` is the README's table of chapters and questions,
-``routes`` a few chapters in an order, with their hours; ``explained`` a log and what the error
-clinic says to it; the role ``count`` counts the chapters or the errors.
+``routes`` a few chapters in an order, with their hours; the role ``count`` counts the chapters or
+the errors.
 """
 
 import difflib
+import math
 import re
 import textwrap
 import tomllib
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from controls import raw, rendered
 from docutils import nodes
-from error_clinic import LINK, moved, note_catalogue
+from error_clinic import note_catalogue
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from torchclinic import errors, will_it_fit
@@ -106,7 +107,7 @@ def row(rung, below):
     _title, *lines = rung["text"].splitlines()
     added = sum(line[0] == "+" for line in new_lines(below["text"].splitlines()[1:], lines))
     numbers = {"lines": f"+{added}" if added else len(lines) + 1, "gigabytes": round(nbytes / 1e9)}
-    return rung | numbers | {"seconds": seconds}
+    return rung | numbers | {"seconds": seconds, "share": math.log10(seconds / 0.2) / 3}
 
 
 class Chapters(SphinxDirective):
@@ -114,7 +115,7 @@ class Chapters(SphinxDirective):
         readme = Path(self.env.app.srcdir, "README.md")
         self.env.note_dependency(str(readme))
         rows = re.findall(r"^\| \[\d\d\]\((.*)\) \| (.*) \|$", readme.read_text("utf-8"), re.M)
-        lines = [f"| [](../{page}) | {question} |" for page, question in rows]
+        lines = [f"| {page[10:12]} [](../{page}) | {question} |" for page, question in rows]
         head = "| chapter | question |\n| --- | --- |\n"
         return self.parse_text_to_nodes(head + "\n".join(lines))
 
@@ -149,25 +150,9 @@ class Count(SphinxRole):
         return [nodes.Text(str(counts[self.text]))], []
 
 
-class Explained(SphinxDirective):
-    has_content = True
-
-    def run(self):
-        note_catalogue(self.env)
-        log = "\n".join(self.content)
-        error = errors.find(log)[0].error
-        why, fix = error.in_brief
-        told = f"**Why.** {why}\n\n**What to do.** {fix}"
-        answer = f"[{error.message}]({error.page}.ipynb#{error.id})\n\n{told}"
-        answer = LINK.sub(lambda found: moved(found[1]), answer)
-        box = nodes.container("", *self.parse_text_to_nodes(answer), classes=["explained"])
-        return [nodes.literal_block(log, log, language="ipython-error"), box]
-
-
 def setup(app):
     app.add_role("count", Count())
     app.add_directive("rungs", Rungs)
     app.add_directive("chapters", Chapters)
     app.add_directive("routes", Routes)
-    app.add_directive("explained", Explained)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import only, pending_xref, toctree
-from sphinx.util import logging
 
 INDEX = "search_index.js"
 ASKED = Path(__file__).parents[1] / "search/asked.tsv"
@@ -73,8 +72,6 @@ def sections(app):
             for number, section in enumerate(document.findall(nodes.section))
         ]
         yield app.builder.get_target_uri(page), title, found
-    for target, of_it in asked.items():
-        logging.getLogger(__name__).warning(f"{ASKED.name}: no section {target} for {of_it}")
 
 
 def questions():
@@ -144,7 +141,9 @@ def code(block):
     text = block.astext()
     if "traceback" in block["classes"] and (said := SAID.search(text)):
         text = text[said.start() :]
-    return "\t" + "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+    return "\t" + "\n".join(
+        re.sub(r"(?<=\S)\s+", " ", line.rstrip()) for line in text.splitlines() if line.strip()
+    )
 
 
 def write_index(app, exception):

@@ -101,7 +101,8 @@ def add_files(app, page, template, context, doctree):
 
 
 def describe(app, pagename, templatename, context, doctree):
-    """Describe the pages that have no text, for search engines."""
+    """Describe the pages that have no text, for search engines. The theme says the viewport."""
+    context["metatags"] = re.sub(r'<meta name="viewport".*?>', "", context.get("metatags", ""))
     if '"description"' not in context.get("metatags", ""):
         add_description(context, f"A page of {app.config.html_title}: {pagename}")
 
@@ -139,6 +140,15 @@ def list_pages(app, exception):
             link = f"- [{app.env.titles[page].astext()}]({app.builder.get_target_uri(page)})"
             lines += [": ".join(filter(None, [link, told[page].get("description")]))]
         Path(app.outdir, "llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def light_without_scripts(app, exception):
+    """A page says ``auto``, which has no colours; the theme's script sets what is chosen."""
+    if exception is None and app.builder.name == "html":
+        for file in Path(app.outdir).rglob("*.html"):
+            text = file.read_text("utf-8")
+            if 'data-theme="auto"' in text:
+                file.write_text(text.replace('data-theme="auto"', 'data-theme="light"', 1), "utf-8")
 
 
 def define_terms(app, page, template, context, doctree):
@@ -182,4 +192,5 @@ def setup(app):
     app.connect("doctree-read", gather_card)
     app.connect("doctree-read", keep_description)
     app.connect("build-finished", list_pages)
+    app.connect("build-finished", light_without_scripts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

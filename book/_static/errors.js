@@ -133,8 +133,10 @@
   });
   example.after(make("label", "choose-files", phrase("files"), " ", chosen));
 
-  // --- start: empty, whatever the browser remembers ---
+  // --- start: empty, whatever the browser remembers, or with what was pasted on the landing page ---
 
-  log.value = "";
+  log.value = sessionStorage.getItem("log") ?? "";
+  sessionStorage.removeItem("log");
   one(".clinic-field").hidden = false;
+  showAnswer();
 })();

@@ -113,13 +113,23 @@
       const query = input.value.trim();
       if (query === asked) return;
       asked = query;
-      const found = query ? await find(query) : { hits: [], whole: true };
+      if (query && !search) {
+        box.hidden = false;
+        says.textContent = "Loading the index …";
+      }
+      let found = { hits: [], whole: true };
+      try {
+        if (query) found = await find(query);
+      } catch {
+        says.textContent = "The index could not be loaded. Reload the page.";
+        return;
+      }
       if (query !== asked) return; // more was typed meanwhile
       show(query, found);
       if (most === ON_PAGE) history.replaceState(null, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
     }
 
-    input.addEventListener("focus", ready);
+    input.addEventListener("focus", () => ready().catch(() => {})); // what is asked then says it
     input.addEventListener("input", () => {
       clearTimeout(waiting);
       waiting = setTimeout(look, PAUSE);

@@ -24,4 +24,27 @@ document.addEventListener("DOMContentLoaded", () => {
   // The theme's button that opens the pages under a page has no name; that page's own will do.
   for (const summary of document.querySelectorAll(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
+  for (const drawer of all("dialog[id$=sidebar-modal]")) {
+    const close = make("button", "drawer-close", "×");
+    close.setAttribute("aria-label", "Close");
+    close.addEventListener("click", () => drawer.close());
+    drawer.prepend(close);
+  }
+});
+
+// The menu shows the page that is read, also after Back, and when it opens as a drawer: the theme puts it
+// where the last page had it.
+function showCurrent() {
+  const [menu, link] = [one(".bd-sidebar-primary"), one(".bd-sidebar-primary a.current:not(.navbar-brand)")];
+  if (!link) return;
+  const scroller = one("#pst-primary-sidebar-modal[open]") ?? menu;
+  const [box, at] = [scroller.getBoundingClientRect(), link.getBoundingClientRect()];
+  if (at.top < box.top || at.bottom > box.bottom) scroller.scrollTop += at.top - box.top - box.height / 3;
+}
+
+addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
+
+document.addEventListener("click", ({ target }) => {
+  if (target.closest(".primary-toggle")) requestAnimationFrame(() => requestAnimationFrame(showCurrent));
+  target.closest("dialog a[href^='#']")?.closest("dialog").close(); // the page has gone there
 });

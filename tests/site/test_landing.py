@@ -2,9 +2,6 @@
 
 import landing
 import pytest
-from bs4 import BeautifulSoup
-
-from torchclinic import errors
 
 OPENED = "book/index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]
@@ -26,12 +23,11 @@ def test_the_ladder_says_what_the_formulas_give():
 
 
 @pytest.mark.slow
-def test_the_error_that_is_shown_has_the_answer_of_the_error_clinic(site):
-    markup = BeautifulSoup((site / OPENED).read_bytes(), "html.parser")
-    log = markup.select_one(".highlight-ipython-error pre").get_text()
-    error = errors.find(log)[0].error
-    link = markup.select_one(".explained a")
-    assert link["href"] == f"../notebooks/{error.page}.html#{error.id}"
+def test_a_log_that_is_pasted_is_answered_on_the_page_of_the_error_clinic(opened):
+    opened.goto(opened.address)
+    opened.fill("#paste", "ValueError: optimizer got an empty parameter list")
+    opened.wait_for_selector("#found a[href$='errors_training.html#empty-parameters']")
+    assert opened.input_value("#log").startswith("ValueError")
 
 
 @pytest.mark.slow

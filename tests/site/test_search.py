@@ -1,6 +1,7 @@
 """The search: what it finds, how it shows it, and that it needs neither mouse nor server."""
 
 import json
+import re
 from hashlib import sha1
 from pathlib import Path
 
@@ -95,6 +96,13 @@ def test_every_hit_leads_to_a_section_that_is_there(index, pages):
         assert {anchor for _heading, anchor, *_ in sections} - anchors == set()
 
 
+def test_every_section_that_answers_a_question_is_there(index):
+    known = {f"{page}#{s[1]}" for page, _title, sections in index for s in sections}
+    known |= {page for page, *_ in index}
+    targets = {t for _question, targets in ROWS for t in targets.split()}
+    assert {re.sub("(#|$)", r".html\1", t, count=1) for t in targets} - known == set()
+
+
 def test_a_message_with_other_numbers_and_paths_leads_to_its_entry(opened):
     message = (
         "torch.distributed.DistBackendError: NCCL error in: /pytorch/c10d/ProcessGroupNCCL.cpp"
@@ -162,6 +170,16 @@ def test_hits_fit_the_window_and_axe_finds_nothing_serious(browser, address, axe
     page.wait_for_selector(".search-hits a >> visible=true")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert_axe_finds_nothing(page, axe)
+    page.close()
+
+
+def test_what_is_loading_or_cannot_be_loaded_is_said(browser, site):
+    page = browser.new_page()
+    page.route("**/search_index.js", lambda route: route.abort())
+    page.goto((site / "search.html").as_uri())
+    page.fill(".bd-search-container input", "tensor")
+    says = page.locator(".bd-search-container .search-says", has_text="could not be loaded")
+    says.wait_for()
     page.close()
 
 
