@@ -35,9 +35,9 @@ document.addEventListener("DOMContentLoaded", () => {
 // The menu shows the page that is read, also after Back, and when it opens as a drawer: the theme puts it
 // where the last page had it.
 function showCurrent() {
-  const [menu, link] = [one(".bd-sidebar-primary"), one(".bd-sidebar-primary a.current:not(.navbar-brand)")];
+  const scroller = one("#pst-primary-sidebar-modal[open]") ?? one(".bd-sidebar-primary");
+  const link = all("a.current", scroller).at(-1);
   if (!link) return;
-  const scroller = one("#pst-primary-sidebar-modal[open]") ?? menu;
   const [box, at] = [scroller.getBoundingClientRect(), link.getBoundingClientRect()];
   if (at.top < box.top || at.bottom > box.bottom) scroller.scrollTop += at.top - box.top - box.height / 3;
 }
@@ -45,6 +45,6 @@ function showCurrent() {
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 
 document.addEventListener("click", ({ target }) => {
-  if (target.closest(".primary-toggle")) requestAnimationFrame(() => requestAnimationFrame(showCurrent));
+  if (target.closest(".primary-toggle")) setTimeout(showCurrent, 100); // when it is open
   target.closest("dialog a[href^='#']")?.closest("dialog").close(); // the page has gone there
 });

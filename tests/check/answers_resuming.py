@@ -154,7 +154,7 @@ class save_safely:
 
 
 def _steps(folder, key):
-    return sorted(Path(folder).glob("step_*.pt"), key=key, reverse=True)
+    return sorted(Path(folder).glob("step_[0-9]*.pt"), key=key, reverse=True)
 
 
 def _number(path):
@@ -169,8 +169,18 @@ class newest_whole:
                 with zipfile.ZipFile(path) as file:
                     if file.testzip() is None:
                         return path
-            except zipfile.BadZipFile:
+            except Exception:
                 pass
+
+    def one_kind_of_error(folder):
+        """UnicodeDecodeError"""
+        for path in _steps(folder, _number):
+            if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is None:
+                return path
+
+    def other_names(folder):
+        """ValueError"""
+        return max(Path(folder).glob("step_*.pt"), key=lambda path: int(path.stem[5:]), default=None)
 
     def loadable(folder):
         """the file is step_100.pt, which has a changed byte"""
@@ -182,12 +192,12 @@ class newest_whole:
                 pass
 
     def newest(folder):
-        """the file is step_102.pt, which is empty"""
-        return max(Path(folder).glob("step_*.pt"), key=_number, default=None)
+        """the file is step_103.pt, whose list of contents is damaged"""
+        return next(iter(_steps(folder, _number)), None)
 
     def not_empty(folder):
         """the file is step_101.pt, which is cut off"""
-        for path in _steps(folder, _number):
+        for path in _steps(folder, _number)[1:]:
             if path.stat().st_size:
                 return path
 
@@ -199,7 +209,10 @@ class newest_whole:
         """right"""
 
         def whole(path):
-            return zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is None
+            try:
+                return zipfile.ZipFile(path).testzip() is None
+            except Exception:
+                return False
 
         return max(filter(whole, _steps(folder, str)), key=_number, default=None)
 

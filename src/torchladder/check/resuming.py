@@ -145,18 +145,21 @@ def _still_there(path: Path, when: str) -> None:
 def newest_whole(newest_whole) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expect("for an empty folder, what is returned", newest_whole(folder), None)
-        for step in (8, 9, 10, 100, 101, 102):
+        for step in (8, 9, 10, 100, 101, 102, 103):
             torch.save({"weights": torch.full((100,), float(step))}, f"{folder}/step_{step}.pt")
-        torch.save({}, f"{folder}/best.pt")
-        Path(folder, "step_103.pt.tmp").write_bytes(b"half")
+        for other in ("best.pt", "step_last.pt", "step_104.pt.tmp"):
+            torch.save({}, f"{folder}/{other}")
         whole = Path(folder, "step_100.pt")
-        data = {s: bytearray(whole.with_name(f"step_{s}.pt").read_bytes()) for s in (100, 101, 102)}
+        data = {s: bytearray(whole.with_name(f"step_{s}.pt").read_bytes()) for s in range(100, 104)}
         data[100][data[100].index(torch.tensor(100.0).numpy().tobytes() * 9)] ^= 1
-        for step, kept in ((100, len(data[100])), (101, len(data[101]) // 2), (102, 0)):
-            whole.with_name(f"step_{step}.pt").write_bytes(data[step][:kept])
+        data[103][data[103].rindex(b"PK\x01\x02") + 46] ^= 255  # of a name in the zip's directory
+        data |= {101: data[101][: len(data[101]) // 2], 102: b""}
+        for step, now in data.items():
+            whole.with_name(f"step_{step}.pt").write_bytes(now)
         found = newest_whole(folder)
         why = {9: "which comes before step 10", 100: "which has a changed byte"}
         why |= {101: "which is cut off", 102: "which is empty"}
+        why[103] = "whose list of contents is damaged"
         taken = {f"is step_{n}.pt, {reason}": f"step_{n}.pt" for n, reason in why.items()}
         expect("the file", found and Path(found).name, "step_10.pt", taken)
 
