@@ -47,4 +47,4 @@ addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 document.addEventListener("click", ({ target }) => {
   if (target.closest(".primary-toggle")) setTimeout(showCurrent, 100); // when it is open
   target.closest("dialog a[href^='#']")?.closest("dialog").close(); // the page has gone there
-});
+}, true); // before the theme stops the event

@@ -180,7 +180,9 @@ class newest_whole:
 
     def other_names(folder):
         """ValueError"""
-        return max(Path(folder).glob("step_*.pt"), key=lambda path: int(path.stem[5:]), default=None)
+        return max(
+            Path(folder).glob("step_*.pt"), key=lambda path: int(path.stem[5:]), default=None
+        )
 
     def loadable(folder):
         """the file is step_100.pt, which has a changed byte"""

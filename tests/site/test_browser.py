@@ -111,3 +111,26 @@ def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(browser
     page.keyboard.press("Escape")
     assert not steps.first.is_visible()
     page.close()
+
+
+def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(browser, site):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((site / "notebooks/13_which_rung.html").as_uri())
+    page.click(".primary-toggle")
+    current = page.locator("dialog[open] a.current").last
+    page.wait_for_function("[...document.querySelectorAll('dialog[open] a.current')].at(-1)"
+                           ".getBoundingClientRect().bottom < innerHeight")  # fmt: skip
+    assert current.bounding_box()["y"] > 0
+    page.click("dialog[open] .drawer-close")
+    page.click(".secondary-toggle")
+    page.click("dialog[open] a[href='#measure-your-own-model']")
+    page.wait_for_selector("dialog[open]", state="detached")
+    assert page.locator("#measure-your-own-model").bounding_box()["y"] < 844
+    for link in page.locator(".prev-next-area > a").all():
+        box = link.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+    assert (
+        page.locator(".bd-header-article .site-name").get_attribute("href").endswith("index.html")
+    )
+    page.close()
