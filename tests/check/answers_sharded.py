@@ -278,3 +278,58 @@ class column_row:
         part = (x.to_local() @ up.to_local()).relu() @ down.to_local()
         dist.all_reduce(part, group=x.device_mesh.get_group())
         return DTensor.from_local(part, x.device_mesh, [Replicate()])
+
+
+def _zero(average=True, broadcast=True, source=None, first=False):
+    def step(parameters, owner, optimizer):
+        for parameter in parameters if average else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        if not first:
+            optimizer.step()
+        for parameter, rank in zip(parameters, owner, strict=True):
+            if broadcast:
+                dist.broadcast(parameter.data, rank if source is None else source)
+        if first:
+            optimizer.step()
+
+    return step
+
+
+class zero_step:
+    def no_average(parameters, owner, optimizer):
+        """was updated with its owner's gradient only"""
+        _zero(average=False)(parameters, owner, optimizer)
+
+    def summed(parameters, owner, optimizer):
+        """was updated with the sum of the gradients, not the mean"""
+        for parameter in parameters:
+            parameter.grad *= dist.get_world_size()
+        _zero()(parameters, owner, optimizer)
+
+    def halved(parameters, owner, optimizer):
+        """(Right on 2 ranks: is 2 in it?)"""
+        for parameter in parameters:
+            parameter.grad *= dist.get_world_size() / 2
+        _zero()(parameters, owner, optimizer)
+
+    def not_sent(parameters, owner, optimizer):
+        """is as it was: only its owner has updated it"""
+        _zero(broadcast=False)(parameters, owner, optimizer)
+
+    def always_from_0(parameters, owner, optimizer):
+        """is as it was: only its owner has updated it"""
+        _zero(source=0)(parameters, owner, optimizer)
+
+    def sent_too_early(parameters, owner, optimizer):
+        """is as it was: only its owner has updated it"""
+        _zero(first=True)(parameters, owner, optimizer)
+
+    def reduced_to_the_owner(parameters, owner, optimizer):
+        """right"""
+        for parameter, rank in zip(parameters, owner, strict=True):
+            dist.reduce(parameter.grad, rank)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+        for parameter, rank in zip(parameters, owner, strict=True):
+            dist.broadcast(parameter.data, rank)

@@ -53,6 +53,42 @@ def shard_and_gather(shard, gather) -> None:
         expect(f"{said}, the tensor that was given", whole, kept)
 
 
+@exercise(
+    "12",
+    minutes=15,
+    ranks=(2, 3, 4),
+    hint="Which gradient does the owner need? Who knows the result?",
+)
+def zero_step(zero_step) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    start = [torch.arange(6.0), torch.ones(2, 3), torch.tensor([2.0]), torch.ones(4), torch.ones(5)]
+    parameters = [nn.Parameter(value.clone()) for value in start]
+    owner = [i % ranks for i in range(len(start))][::-1]
+    mine = [p for p, of in zip(parameters, owner, strict=True) if of == rank]
+    optimizer = torch.optim.SGD(mine, lr=0.1, momentum=0.9)
+    plain, speed = [value.clone() for value in start], [0.0] * len(start)
+    for step in (1, 2):
+        gradients = [[(r + 1) * step + i for i in range(len(start))] for r in range(ranks)]
+        for parameter, size in zip(parameters, gradients[rank], strict=True):
+            parameter.grad = torch.full_like(parameter, size)
+        sums = [sum(of_rank) for of_rank in zip(*gradients, strict=True)]
+        speed = [0.9 * v + total / ranks for v, total in zip(speed, sums, strict=True)]
+        before, plain = plain, [p - 0.1 * v for p, v in zip(plain, speed, strict=True)]
+        zero_step(parameters, owner, optimizer)
+        for i, (parameter, right) in enumerate(zip(parameters, plain, strict=True)):
+            mistakes = {
+                "was updated with the sum of the gradients, not the mean": before[i]
+                - 0.1 * sums[i],
+                "was updated with this rank's gradient only": before[i] - 0.1 * gradients[rank][i],
+                "was updated with its owner's gradient only": (
+                    before[i] - 0.1 * gradients[owner[i]][i]
+                ),
+                "is as it was: only its owner has updated it": before[i],
+            }
+            said = f"after step {step}, parameter {i} of rank {owner[i]}"
+            expect(said, parameter.detach(), right, mistakes if step == 1 else None)
+
+
 @exercise("19", minutes=10, hint="divmod(rank, columns) is the row and the column.")
 def groups_of(groups_of) -> None:
     for rows, columns in ((2, 4), (4, 2), (3, 1), (1, 3)):
