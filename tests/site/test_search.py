@@ -61,7 +61,7 @@ ANSWERS = """([questions, kept]) => {
 
 
 @pytest.mark.parametrize(
-    ("kept", "first", "in_three"), [(ROWS, 0.97, 0.99), (TUNE, 0.48, 0.67)], ids=["all", "held out"]
+    ("kept", "first", "in_three"), [(ROWS, 0.97, 0.99), (TUNE, 0.45, 0.64)], ids=["all", "held out"]
 )
 def test_what_people_ask_is_answered_first_and_often_if_only_the_other_half_is_known(
     opened, kept, first, in_three
