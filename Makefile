@@ -149,7 +149,9 @@ publish:  ## push the site that make book has built to the branch gh-pages, from
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt
 
-BY_HASH := --require-hashes --only-binary=:all: -r
+# Such a file lists all that is needed. Without --no-deps pip looks at newer releases of what is
+# asked for with an extra, as coverage[toml] is, and ends since these have no hash there.
+BY_HASH := --require-hashes --no-deps --only-binary=:all: -r
 # With CONSTRAINTS everything is there by then, or it is an error: nothing else is fetched.
 INSTALL = $(BIN)/pip install $(if $(CONSTRAINTS),--quiet --no-index --no-build-isolation)
 
