@@ -120,8 +120,8 @@ def test_the_citation_names_the_packages_version():
 def test_with_constraints_nothing_is_installed_whose_hash_is_not_known():
     command = ["make", "-nB", "CONSTRAINTS=constraints.txt", "VENV=new", "new/tested", "dist"]
     lines = re.findall(r".*(?:pip install|-m build).*", ran(*command, cwd=ROOT))
-    kinds = [re.findall("--require-hashes --no-deps|--no-index --no-build-isolation|--no-isolation", line)
-             for line in lines]  # fmt: skip
+    closed = "--require-hashes --no-deps|--no-index --no-build-isolation|--no-isolation"
+    kinds = [re.findall(closed, line) for line in lines]
     assert list(map(len, kinds)) == [1] * 5  # without index or isolation nothing is fetched
 
 
