@@ -82,7 +82,7 @@ def test_every_command_works_from_the_wheel_in_an_empty_folder(built, tmp_path):
     printed = ran("python", "-c", PROGRAM, cwd=here, env=env)
     for path in printed.splitlines()[:3]:
         assert path.startswith(str(installed))
-    for words in ("state dict", "rank-key-error"):
+    for words in ("state dict", "rank-not-set"):
         assert words in printed
     assert {path.name for path in here.iterdir()} == {"log.txt", "mlp.pt", "fixed.safetensors"}
     command = installed / "bin" / "torchclinic"

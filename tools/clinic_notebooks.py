@@ -24,6 +24,7 @@ NEEDS = {
     "2 processes": "Two processes without a GPU are enough to see it.",
     "gpu": "You meet it on a machine with a GPU.",
     "2 gpus": "You meet it on a machine with two GPUs.",
+    "elsewhere": "An older PyTorch or another library raises it, so no cell of this page does.",
 }
 FOLDED = {  # as the chapters' set-up is
     "jupyter": {"source_hidden": True},
@@ -66,16 +67,21 @@ def with_new_tables(chapters: Iterable[Path]) -> Iterator[tuple[Path, nbformat.N
 
 
 def entry(error: Error) -> list[nbformat.NotebookNode]:
-    """What is raised or shown, why, what to do, the code that works, and where to read on."""
-    cells = [markdown(f"## {error.message}", NEEDS[error.needs], error.stand_in)]
-    if error.fails:
-        cells += [code(error.fails, *tags_of(error))]
+    """The message, why, what to do, and folded, code that fails and code that works."""
+    cells = [markdown(f"## {error.title}", error.message)]
     if error.quoted:
         of = f"No cell of this page raises it. In the source of PyTorch {TORCH}"
         text = f"```text\n{error.quoted.strip()}\n```"
         cells += [markdown(f"{of}, `{error.source}`, it reads:", text)]
     cells += [markdown(f"**Why.** {error.cause.strip()}", f"**Do.** {error.fix.strip()}")]
-    cells += [code(error.works)] if error.works else []
+    if about := " ".join(filter(None, [NEEDS[error.needs], error.stand_in.strip()])):
+        cells += [markdown(about)]
+    if error.fails:
+        cells += [
+            folded(error.fails, "that fails" if error.raises else "that shows it", *tags_of(error))
+        ]
+    if error.works:
+        cells += [folded(error.works, "that works")]
     avoid = error.avoid and f"**Avoid it.** {error.avoid.strip()}"
     versions = error.versions and f"**Versions.** {error.versions.strip()}"
     links = [*map(chapter_link, error.chapters), *map(thread_link, error.threads)]
@@ -104,6 +110,14 @@ def thread_link(address: str) -> str:
 def markdown(*paragraphs: str) -> nbformat.NotebookNode:
     text = "\n\n".join(paragraph.strip() for paragraph in paragraphs if paragraph.strip())
     return nbformat.v4.new_markdown_cell(text)
+
+
+def folded(source: str, what: str, *tags: str) -> nbformat.NotebookNode:
+    cell = code(source, "hide-cell", *tags)
+    cell.metadata["mystnb"] = {
+        f"code_prompt_{do}": f"{do.title()} code {what}" for do in ("show", "hide")
+    }
+    return cell
 
 
 def code(source: str, *tags: str) -> nbformat.NotebookNode:

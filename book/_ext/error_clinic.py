@@ -21,7 +21,7 @@ from torchclinic import errors
 
 LOGGER = logging.getLogger(__name__)
 NOTEBOOK = re.compile(r"(?:notebooks|runs/[^/]+)/errors_(\w+)")
-LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
+LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(?=[)#])")
 CATALOGUE = sorted(errors.CATALOGUE.glob("*.toml"))
 RULES = "error_rules.js"
 
@@ -75,7 +75,7 @@ def name_section(document, section, name):
 
 
 class Index(SphinxDirective):
-    """The entries of a part: message, cause, what to do, code that works."""
+    """The entries of a part: title and message, and, for the box, the whole cause and cure."""
 
     required_arguments = 1
 
@@ -83,22 +83,18 @@ class Index(SphinxDirective):
         note_catalogue(self.env)
         index = nodes.bullet_list("", classes=["error-index"])
         for error in entries(self.arguments[0]):
-            link = f"[{error.message}]({error.page}.ipynb#{error.id})"
-            cause, fix = error.in_brief
-            told = {"message": link, "cause": cause, "fix": fix}
-            parts = [self.paragraph(f"error-{name}", text) for name, text in told.items()]
-            if error.works:
-                code = nodes.literal_block(error.works, error.works, language="ipython3")
-                parts += [nodes.container("", code, classes=["error-works"])]
-            index += nodes.list_item("", *(part for part in parts if part.astext()))
+            link = f"[{error.title}]({error.page}.ipynb#{error.id})"
+            brief = {"title": link, "message": error.message}
+            whole = {"cause": error.cause, "fix": error.fix}
+            parts = [self.part(f"error-{name}", text) for name, text in (brief | whole).items()]
+            index += nodes.list_item("", *parts)
         return [index]
 
-    def paragraph(self, name, markdown):
-        """Text of the catalogue, whose links start from the notebooks."""
-        text = LINK.sub(lambda found: moved(found[1]), " ".join(markdown.split()))
-        (paragraph,) = self.parse_text_to_nodes(text)
-        paragraph["classes"].append(name)
-        return paragraph
+    def part(self, name, markdown):
+        """Text of the catalogue, whose links start from the notebooks, or from the entry's page."""
+        page = f"errors_{self.arguments[0]}.ipynb"
+        text = LINK.sub(lambda found: moved(found[1] or page), markdown)
+        return nodes.container("", *self.parse_text_to_nodes(text), classes=[name])
 
 
 def moved(path):

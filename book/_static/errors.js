@@ -14,17 +14,17 @@
 [rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
-  const { find, otherProgram, shown } = finding(errorRules);
+  const { find, holds, otherProgram, shown, tellsOfAnError } = finding(errorRules);
 
   // --- the list: each entry by its id ---
 
   const entries = new Map(all(".error-index > li").map((item) => {
-    const link = one(".error-message a", item);
+    const link = one(".error-title a", item);
     return [decodeURIComponent(link.hash.slice(1)), { item, link }];
   }));
 
   const linkTo = (id) => entries.get(id).link.cloneNode(true);
-  const copyOf = (id, part) => [...one(`.error-${part}`, entries.get(id).item)?.cloneNode(true).childNodes ?? []];
+  const copyOf = (id, part) => one(`.error-${part}`, entries.get(id).item).cloneNode(true);
 
   // --- the box for a log ---
 
@@ -56,15 +56,35 @@
     return make("p", "log-line", make("span", "", phrase("line", { line: number })), code);
   }
 
-  /** What helps, then in a fold why it is this entry. */
-  function answer(id, kind, ...why) {
+  /** The words that the head of a case quotes: up to its first colon. */
+  function quoted(item) {
+    const words = [];
+    for (const node of (one("p", item) ?? item).childNodes) {
+      if (node.nodeName === "CODE") words.push(node.textContent);
+      else if (/:(\s|$)/.test(node.textContent)) break;
+    }
+    return words.filter((text) => text.length > 3);
+  }
+
+  /** What to do, of several cases first those whose heads quote what the log holds. */
+  function cure(id, text) {
+    const fix = copyOf(id, "fix");
+    const cases = all(":scope > ul:first-of-type > li", fix);
+    const other = (item) => !holds(text, quoted(item));
+    cases.sort((a, b) => other(a) - other(b)).forEach((item) => item.parentNode.append(item));
+    return fix;
+  }
+
+  /** The reader's own line, what it means, what to do; then in a fold why it is this entry. */
+  function answer(id, kind, lines, text, ...why) {
     const more = linkTo(id);
     more.replaceChildren(phrase("more"));
     return make("li", `match ${kind}`,
+      ...lines,
       make("h2", "", linkTo(id)),
-      make("p", "", ...copyOf(id, "cause")),
-      make("p", "", make("strong", "", phrase("do")), " ", ...copyOf(id, "fix")),
-      ...copyOf(id, "works"),
+      copyOf(id, "cause"),
+      make("p", "", make("strong", "", phrase("do"))),
+      cure(id, text),
       make("details", "match-why", make("summary", "", phrase("why")), ...why),
       make("p", "match-more", more));
   }
@@ -72,8 +92,8 @@
   function showFound(text, matches) {
     const lines = text.split("\n");
     const items = matches.map((match, place) => answer(match.id, match.kind,
-      make("p", "", ...reasons(match, place, matches)),
-      ...[...match.words].slice(0, MOST_LINES).map(([line, words]) => logLine(line, lines[line - 1], words))));
+      [...match.words].slice(0, MOST_LINES).map(([line, words]) => logLine(line, lines[line - 1], words)), text,
+      make("p", "", ...reasons(match, place, matches))));
     found.replaceChildren(make("ol", "matches", ...items));
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
@@ -81,7 +101,7 @@
   function showNone(text) {
     found.replaceChildren(one(".ask-others").cloneNode(true));
     const program = otherProgram(text);
-    return phrase(program ? "other" : "none", { program });
+    return phrase(program ? "other" : tellsOfAnError(text) ? "none" : "healthy", { program });
   }
 
   /** Shows what is found in a text, and returns what to say of it. */

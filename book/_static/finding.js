@@ -121,6 +121,14 @@ const finding = (rules) => {
     return names(rules.own) ? "" : other;
   }
 
+  const tellsOfAnError = (log) => rules.signs.some((word) => log.toLowerCase().includes(word));
+
+  /** Whether a log holds one of some words, squeezed. */
+  function holds(log, words) {
+    const { text } = squeeze(log);
+    return words.some((word) => text.includes(squeeze(word).text));
+  }
+
   /** The letters that matched, by the number of the line in which they are. */
   function wordsOf(text, starts, patterns, place) {
     const words = new Map();
@@ -161,5 +169,5 @@ const finding = (rules) => {
     return { text: line, marks };
   }
 
-  return { find, otherProgram, shown };
+  return { find, holds, otherProgram, shown, tellsOfAnError };
 };

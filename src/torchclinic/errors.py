@@ -52,6 +52,7 @@ class Error:
 
     id: str
     part: str
+    title: str
     message: str
     cause: str
     fix: str
@@ -86,11 +87,10 @@ class Error:
         links = [*(_published(link) or link for link in links), *self.threads]
         told = [
             _heading(self),
-            _filled("Why:", self.cause),
-            _block("This fails:" if self.raises else "This shows it:", self.fails),
+            _wrapped(self.message.replace("`", "")),
             _block(f"In {self.source}:", self.quoted),
+            _filled("Why:", self.cause),
             _filled("Do:", self.fix),
-            _block("This works:", self.works),
             _filled("Avoid it:", self.avoid),
             _filled("Versions:", self.versions),
             _block("Read on:", "\n".join(links)),
@@ -299,6 +299,7 @@ def rules() -> dict:
     """All that the paste box needs to find what `find` finds, for JSON."""
     told = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES, "colour": COLOUR}
     told |= {"prefix": PREFIX, "environment": ENVIRONMENT, **page("other_programs")}
+    told |= {"signs": LOGS["signs"]}
     told["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": _patterns(e.id)}
         for e in catalogue().values()
@@ -315,27 +316,41 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if other := not found and other_program(log):
         return "\n\n".join([_wrapped(NOT_PYTORCH.format(other)), ASK])
     if not found:
-        return f"No entry of the catalogue has these words.\n\n{ASK}"
+        return f"{UNKNOWN if _tells_of_an_error(log) else HEALTHY}\n\n{ASK}"
     first, *others = found
     error = first.error
     also = "\n".join(["Also in your log:", *map(_also, others)])
     where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
     told = [
-        _heading(error),
         _filled(f"In {first.file or 'your log'}, line", where),
         _wrapped(_first_to_fail(_without_colours(log))),
+        _heading(error),
         _filled("Why:", error.cause),
-        _filled("Do:", error.fix),
+        _filled("Do:", _this_case_first(error.fix, log)),
         FOLLOWS.get(error.kind),
         also if others else "",
-        _more(error),
+        f"More: torchclinic explain {error.id}",
     ]
     return "\n\n".join(filter(None, told))
 
 
-def _more(error: Error) -> str:
-    code = ", with code that fails and code that works" if error.fails and error.works else ""
-    return f"More{code}: torchclinic explain {error.id}"
+def _tells_of_an_error(log: str) -> bool:
+    return any(word in log.lower() for word in LOGS["signs"])
+
+
+def _this_case_first(fix: str, log: str) -> str:
+    """Of several cases first those whose heads, up to the colon, quote what the log holds."""
+    if not (found := re.search(r"(?:^- .*\n?(?:^  .*\n?)*)+", fix, re.MULTILINE)):
+        return fix
+    squeezed = "".join(_squeeze(log))
+
+    def other(case: str) -> bool:
+        head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)[0]
+        quoted = re.findall("`([^`]{4,})`", head)
+        return not any("".join(_squeeze(words)) in squeezed for words in quoted)
+
+    cases = re.split(r"\n(?=- )", found[0].rstrip("\n"))
+    return fix[: found.start()] + "\n".join(sorted(cases, key=other)) + fix[found.end() - 1 :]
 
 
 FOLLOWS = {
@@ -346,6 +361,10 @@ NOT_PYTORCH = """This may not be PyTorch: the log seems to come from {}, and tor
 it. If it is PyTorch, give the whole log, from its first line."""
 ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
 started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
+UNKNOWN = "No entry of the catalogue has these words."
+HEALTHY = (
+    "There is no error in this log: no traceback, and none of the words that errors begin with."
+)
 WIDTH = 88
 LINK = r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"  # its words
 
@@ -365,18 +384,18 @@ def _record(match: Match) -> dict:
     told |= {name: getattr(error, name) for name in ("kind", "message")}
     told |= {name: _without_links(getattr(error, name)).strip() for name in ("cause", "fix")}
     url = _published(f"{error.page}#{error.id}")
-    return {"id": error.id, **told, "works": error.works.strip(), "url": url}
+    return {"id": error.id, "title": error.title, **told, "url": url}
 
 
 def _also(match: Match) -> str:
     line = f"line {match.line}{f' of {match.file}' if match.file else ''}"
     where = ", ".join(filter(None, [line, match.rank, match.error.id]))
     cause = _without_links(match.error.in_brief[0])
-    return _wrapped(f"{where}: {cause} {FOLLOWS.get(match.error.kind, '')}", "  ")
+    return _wrapped(f"{where}: {cause} {FOLLOWS.get(match.error.kind, '')}", "  ", "    ")
 
 
-def _heading(error: Error, indent: str = "") -> str:
-    return _wrapped(f"{error.id}: {error.message}".replace("`", ""), indent)
+def _heading(error: Error) -> str:
+    return _wrapped(f"{error.id}: {error.title}")
 
 
 def _block(title: str, text: str) -> str:
@@ -388,17 +407,22 @@ def _filled(title: str, text: str) -> str:
     if not text.strip():
         return ""
     paragraphs = re.split(r"\n\s*\n", _without_links(f"{title} {text.strip()}"))
-    # A list or a block of code stands as it was written.
-    as_written = re.compile(r"^(- |\||```|\d+\. |    )", re.MULTILINE)
-    return "\n\n".join(p if as_written.search(p) else _wrapped(p) for p in paragraphs)
+    return "\n\n".join(map(_as_lines, paragraphs))
 
 
-def _wrapped(text: str, indent: str = "") -> str:
+def _as_lines(paragraph: str) -> str:
+    if re.search(r"^(\||```|    )", paragraph, re.MULTILINE):
+        return paragraph  # a table or a block of code stands as it was written
+    cases = re.split(r"\n(?=- )", paragraph)
+    return "\n".join(_wrapped(case, after="  " * case.startswith("- ")) for case in cases)
+
+
+def _wrapped(text: str, first: str = "", after: str = "") -> str:
     text = " ".join(text.split())
     # A short piece of code stays on one line; textwrap breaks no other space than ASCII's.
     text = re.sub("`[^`]{1,40}`", lambda code: code[0].replace(" ", "\u00a0"), text)
     kept = {"break_long_words": False, "break_on_hyphens": False}
-    indents = {"initial_indent": indent, "subsequent_indent": 2 * indent}
+    indents = {"initial_indent": first, "subsequent_indent": after}
     return textwrap.fill(text, WIDTH, **indents, **kept).replace("\u00a0", " ")
 
 

@@ -232,5 +232,5 @@ def explain(found: list[dict], absent: list[int]) -> str:
     told = [KNOWN["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
     told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
     if entry := errors.catalogue().get(found[0].get("entry")):
-        told += [errors._filled("Do:", entry.fix), errors._more(entry)]
+        told += [errors._filled("Do:", entry.fix), f"More: torchclinic explain {entry.id}"]
     return "\n\n".join(told)

@@ -46,7 +46,8 @@ def test_fields_are_of_their_types_and_name_what_exists():
 
 def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
     for entry in ENTRIES:
-        assert entry.fails.strip() or entry.quoted.strip() or (entry.kind, entry.needs) == NO_CELL
+        shown = entry.fails.strip() or entry.quoted.strip() or (entry.kind, entry.needs) == NO_CELL
+        assert shown or entry.needs == "elsewhere", entry.id
         assert bool(entry.quoted) == bool(entry.source), entry.id
         assert entry.patterns or entry.kind in ("silent", "follows"), entry.id
         prose = f"{entry.cause}\n{entry.fix}"
@@ -56,7 +57,8 @@ def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
             assert len(sentence) <= 110, (entry.id, sentence)
             assert sentence.endswith((".", ":")), (entry.id, sentence)
             assert "](#" not in text, (entry.id, "on another page, such a link leads nowhere")
-        # A heading is one line, and holds the words of PyTorch in backticks.
+        # A heading is in words; the message is one line, and holds those of PyTorch in backticks.
+        assert 0 < len(entry.title) <= 70, entry.id
         assert "\n" not in entry.message, entry.id
         assert len(entry.threads) <= 3, entry.id
         assert all(thread.startswith("https://") for thread in entry.threads), entry.id
@@ -65,6 +67,19 @@ def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
         for lines in (entry.fails.splitlines(), entry.works.splitlines()):
             assert len([line for line in lines if line.strip()]) <= 30, entry.id
             assert max(map(len, lines), default=0) <= 100, entry.id
+
+
+def test_answers_are_short():
+    """Words of cause and cure, of Markdown's links their own alone."""
+    told = [re.sub(r"\]\([^)]*\)", "]", f"{entry.cause} {entry.fix}") for entry in ENTRIES]
+    words = sorted(len(text.split()) for text in told)
+    assert words[-1] <= 250
+    assert words[len(words) // 2] <= 120
+
+
+def test_no_two_headings_are_alike():
+    titles = [entry.title for entry in ENTRIES]
+    assert sorted(set(titles)) == sorted(titles)
 
 
 def test_an_entry_without_a_message_is_once_in_the_index_of_symptoms():
@@ -129,8 +144,9 @@ def notebook(part):
 @pytest.fixture(scope="module")
 def reproduced():
     """Entries, each with what the cell that shows it printed or raised."""
-    cells = {cell.id: cell for part in PARTS for cell in notebook(part).cells}
-    shown = [(entry, cells[f"{entry.id}-1"].outputs) for entry in ENTRIES if entry.fails]
+    cells = [cell for part in PARTS for cell in notebook(part).cells if cell.cell_type == "code"]
+    first = {cell.id.rpartition("-")[0]: cell for cell in reversed(cells)}
+    shown = [(entry, first[entry.id].outputs) for entry in ENTRIES if entry.fails]
     return [(entry, "\n".join(map(text_of, outputs))) for entry, outputs in shown]
 
 

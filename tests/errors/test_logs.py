@@ -91,7 +91,7 @@ def small(monkeypatch):
 
     def entry(name, pattern, **fields):
         fields |= {"cause": "A cause.", "fix": "A fix.", "patterns": [pattern]}
-        return errors.Error(name, "files", f"`{name}`", **fields)
+        return errors.Error(name, "files", "A title", f"`{name}`", **fields)
 
     entries = [
         entry("general", "could not * the state"),
