@@ -5,12 +5,15 @@ import copy
 import os
 import platform
 import re
+import threading
 from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import running
 import torch
 
 # The first optimizer imports it, which sets an environment variable in the middle of a test.
@@ -20,7 +23,7 @@ from torch import nn
 
 from torchclinic import machine
 from torchclinic.machine import cpu_memory, device_table, why_no_cuda
-from torchclinic.where import find_mismatch, where_is
+from torchclinic.where import find_mismatch, held_tensors, where_is
 from torchladder.devices import named_device, simulated_gpus, try_all_gpus, try_gpu
 
 CPU, META, MPS = torch.device("cpu"), torch.device("meta"), torch.device("mps")
@@ -403,3 +406,58 @@ def test_a_model_left_on_the_cpu_is_found_out_on_a_real_gpu_and_what_may_be_mixe
     assert found.tensors == {"argument 0": CUDA0, "2.weight": CPU, "2.bias": CPU}
     assert "Expected all tensors to be on the same device" in found.error
     assert where_is(model, x).odd == {"2.weight": CPU, "2.bias": CPU}
+
+
+# --- who holds the memory? ----------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self):
+        self.model, self.answers = nn.Linear(3, 1234), []
+
+    def answer(self):
+        self.answers.append(self.model(torch.ones(2, 3)))
+
+
+def held(shape):
+    return {h.kind.partition(" with ")[2]: h for h in held_tensors(most=999) if shape in h.kind}
+
+
+def test_a_server_whose_answers_hold_their_graphs_in_another_thread_is_named():
+    server = Server()
+    with ThreadPoolExecutor(1) as pool:
+        counts = []
+        for _ in range(2):
+            for _ in range(7):
+                pool.submit(server.answer).result()
+            found = held("[2, 1234]")["a graph of AddmmBackward0"]
+            counts.append((found.count, found.bytes))
+    assert counts == [(7, 7 * 2 * 1234 * 4), (14, 14 * 2 * 1234 * 4)]
+    assert found.holder.startswith("server.answers[...] in test_a_server_whose")
+    assert held("[1234, 3]")[""].holder.startswith("server.model.weight in ")
+
+
+def test_what_a_waiting_thread_a_module_a_view_or_only_c_holds_is_found():
+    stop, there = threading.Event(), threading.Event()
+
+    def wait():
+        kept = {"batch": (torch.ones(2345),)}
+        there.set()
+        stop.wait(60)
+        kept.clear()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        assert there.wait(60)
+        assert held("[2345]")[""].holder == "kept['batch'][...] in wait"
+    finally:
+        stop.set()
+        thread.join()
+    assert not held("[2345]")
+    running.kept = torch.ones(100, 3456)[0]
+    assert (held("[3456]")[""].holder, held("[3456]")[""].bytes) == ("running.kept", 1382400)
+    del running.kept
+    parameter = nn.Parameter(torch.ones(4567))
+    parameter.grad = torch.ones(1, 4567)[0]
+    assert held("[1, 4567]")[""].holder.startswith("C++")

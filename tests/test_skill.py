@@ -25,7 +25,7 @@ def test_each_command_runs_and_the_log_s_answer_has_the_fields_that_are_named(tm
         printed[line.split()[1]] = run.stdout
     assert printed.keys() == {"explain", "inspect", "fix", "doctor"}
     [match] = json.loads(printed["explain"])["matches"]
-    assert {"id", "line", "text", "rank", "cause", "fix", "works"} <= match.keys()
+    assert {"id", "title", "line", "text", "rank", "cause", "fix", "url"} <= match.keys()
     assert "module." in printed["inspect"]
     assert list(torch.load(tmp_path / "plain.pt")) == ["weight"]
 

@@ -1,11 +1,13 @@
-"""Where is everything, and where do two devices meet?"""
+"""Where is everything, where do two devices meet, and who holds the memory?"""
 
+import gc
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, is_dataclass
+from types import FrameType, ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -266,3 +268,126 @@ class _MetaCheck(TorchDispatchMode):
                     f"devices, {' and '.join(devices)}!"
                 )
         return function(*args, **kwargs)
+
+
+# --- who holds the memory? ----------------------------------------------------------------------
+
+STEPS, HOLDERS = 6, 50  # from a tensor to a name, and how many objects are followed in each
+REGISTERED = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")  # attributes, to a reader
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors alike that Python holds; see `held_tensors`.
+
+    Attributes
+    ----------
+    count, bytes : int
+        How many they are, and how much memory: a view holds all of what it is a view of.
+    kind : str
+        Data type, shape and device, and the operation whose graph they hold, if they hold one.
+    holder : str
+        How one of them is reached: from a variable or a module, else from an object of a type.
+    """
+
+    count: int
+    bytes: int
+    kind: str
+    holder: str
+
+    def __repr__(self) -> str:
+        return f"{in_bytes(self.bytes)} in {self.count} x {self.kind}: {self.holder}"
+
+
+def held_tensors(most: int = 10) -> list[Held]:
+    """The tensors that Python holds in any thread, alike ones as a group, the largest groups first.
+
+    Call it twice, some steps or requests apart: what has grown is the leak. What a graph has saved
+    is held by C++ and not listed; the tensors that hold a graph are.
+
+    Examples
+    --------
+    >>> weight = torch.ones(100_000, requires_grad=True)
+    >>> losses = [weight * 2 for _ in range(100)]
+    >>> held_tensors(most=1)
+    [40.0 MB in 100 x float32 [100000] on cpu with a graph of MulBackward0: losses[...] in <module>]
+    """
+    gc.collect()
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in gc.get_objects():
+        if issubclass(type(tensor), Tensor):  # isinstance would ask a proxy, which may do anything
+            groups.setdefault(_kind(tensor), []).append(tensor)
+    del tensor
+    size = {kind: _memory(tensors) for kind, tensors in groups.items()}
+    frames = [*_callers(sys._getframe(1))]
+    own = {sys._getframe(), *frames}
+    for top in sys._current_frames().values():
+        frames += [frame for frame in _callers(top) if frame not in own]
+    held = []
+    for kind in sorted(groups, key=size.get, reverse=True)[:most]:
+        tensors = groups[kind]
+        held.append(Held(len(tensors), size[kind], kind, _holder(tensors, frames)))
+    return held
+
+
+def _kind(tensor: Tensor) -> str:
+    dtype, graph = str(tensor.dtype).removeprefix("torch."), tensor.grad_fn
+    text = f"{dtype} {list(tensor.shape)} on {tensor.device}"
+    return f"{text} with a graph of {graph.name()}" if graph else text
+
+
+def _memory(tensors: list[Tensor]) -> int:
+    storages = {}
+    for tensor in tensors:
+        with suppress(NotImplementedError, RuntimeError):  # sparse ones, or subclasses, have none
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    storages.pop(0, None)  # on meta
+    return sum(storages.values())
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def _holder(tensors: list[Tensor], frames: list[FrameType]) -> str:
+    """How one of the `tensors` is reached: breadth first, from holder to holder."""
+    things = tensors[-HOLDERS:]
+    paths = {id(thing): "" for thing in things}
+    for _ in range(STEPS):
+        by_id, found = {id(thing): thing for thing in things}, []
+        for frame in frames:
+            for name, value in list(frame.f_locals.items()):
+                if id(value) in by_id:
+                    path = REGISTERED.sub(r".\1", paths[id(value)])
+                    return f"{name}{path} in {frame.f_code.co_name}"
+        own = {id(ours) for ours in (tensors, things, by_id, *frames)}
+        for holder in gc.get_referrers(*things):
+            held = next(filter(by_id.__contains__, map(id, gc.get_referents(holder))), None)
+            if held is None or id(holder) in own or id(holder) in paths:
+                continue
+            paths[id(holder)] = _step(holder, by_id[held], paths[held])
+            if isinstance(holder, ModuleType | type):
+                return f"{holder.__name__}{paths[id(holder)]}"
+            found.append(holder)
+        if not found:
+            break
+        things = found[:HOLDERS]
+    if isinstance(things[0], Tensor):
+        return "C++, as a parameter's grad, a view's base or in a graph"
+    return type(things[0]).__name__ + REGISTERED.sub(r".\1", paths[id(things[0])])
+
+
+def _step(holder: object, thing: object, path: str) -> str:
+    """The way from `holder` to `thing`, and on along `path`."""
+    if isinstance(holder, list | tuple | set):
+        return f"[...]{path}"
+    names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+    name = next((key for key, value in list(names.items()) if value is thing), None)
+    if names is holder:
+        return f"[{name!r}]{path}" if isinstance(name, str | int) else f"[...]{path}"
+    if isinstance(holder, type) or names is thing:
+        return re.sub(r"^\['(\w+)'\]", r".\1", path)  # an attribute, as the reader writes it
+    return f".{name}{path}" if name else path
