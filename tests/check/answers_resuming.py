@@ -315,7 +315,7 @@ class pack_and_unpack:
         return pack, _packing()[1]
 
     def the_run():
-        """torch.load refuses what is packed: it needs _Run"""
+        """torch.load refuses what is packed: it needs"""
         return copy.deepcopy, lambda run, packed: vars(run).update(vars(packed))
 
     def as_bytes():
