@@ -15,7 +15,7 @@ from torchladder.check import Wrong, exercise, expect, on_ranks
 def strip_prefix(strip_prefix) -> None:
     for keys, right in (
         (["module.fc.weight", "module.fc.bias"], ["fc.weight", "fc.bias"]),
-        (["module.module.b", "module.my_module.fc"], ["module.b", "my_module.fc"]),
+        (["module.module.b", "module.module.my_module.fc"], ["module.b", "module.my_module.fc"]),
         (["module.dulem", "module.ed"], ["dulem", "ed"]),
         (["module.module.unit", "fc.module.bias"], ["module.module.unit", "fc.module.bias"]),
         (["module1.weight", "modules.0.bias"], ["module1.weight", "modules.0.bias"]),
