@@ -45,6 +45,7 @@ WORDS = {
     "all": "All {count} sections",
     "rest": "More",
     "known": "the error clinic knows this message",
+    "best": "Best",
     "chapters": "Chapters",
     "errors": "Errors",
     "glossary": "Glossary",

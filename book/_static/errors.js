@@ -14,7 +14,7 @@
 [rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
-  const { find, holds, otherProgram, shown, tellsOfAnError } = finding(errorRules);
+  const { find, holds, onlyNotices, otherProgram, shown, signs } = finding(errorRules);
 
   // --- the list: each entry by its id ---
 
@@ -85,6 +85,7 @@
       copyOf(id, "cause"),
       make("p", "", make("strong", "", phrase("do"))),
       cure(id, text),
+      ...(kind === "warning" ? [make("p", "", phrase("warning"))] : []),
       make("details", "match-why", make("summary", "", phrase("why")), ...why),
       make("p", "match-more", more));
   }
@@ -95,13 +96,15 @@
       [...match.words].slice(0, MOST_LINES).map(([line, words]) => logLine(line, lines[line - 1], words)), text,
       make("p", "", ...reasons(match, place, matches))));
     found.replaceChildren(make("ol", "matches", ...items));
+    if (onlyNotices(text, matches)) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
   function showNone(text) {
-    found.replaceChildren(one(".ask-others").cloneNode(true));
     const program = otherProgram(text);
-    return phrase(program ? "other" : tellsOfAnError(text) ? "none" : "healthy", { program });
+    if (!program && signs(text).length === 0) return phrase("healthy");
+    found.replaceChildren(one(".ask-others").cloneNode(true));
+    return phrase(program ? "other" : "none", { program });
   }
 
   /** Shows what is found in a text, and returns what to say of it. */

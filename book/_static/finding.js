@@ -3,6 +3,7 @@
 // there. A test compares both on the same logs.
 const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
+  const HARMLESS = new RegExp(rules.harmless.join("|"), "g");
   const PREFIX = new RegExp(rules.prefix, "y");
 
   /** The log without prefixes, colours and white space, in ASCII, with one kind of quotes; where
@@ -121,7 +122,22 @@ const finding = (rules) => {
     return names(rules.own) ? "" : other;
   }
 
-  const tellsOfAnError = (log) => rules.signs.some((word) => log.toLowerCase().includes(word));
+  /** The lines of a log that may tell of an error. */
+  function signs(log) {
+    const told = log.toLowerCase().replace(HARMLESS, " ").split("\n");
+    return log.split("\n").filter((_, number) => rules.signs.some((sign) => told[number].includes(sign)));
+  }
+
+  /** Whether `matches` are warnings, and the log has no sign of an error but in their lines. */
+  function onlyNotices(log, matches) {
+    if (!matches.every(({ kind }) => kind === "warning")) return false;
+    const patterns = matches.flatMap(({ id }) => rules.errors.find((error) => error.id === id).patterns);
+    const lines = signs(log), { text, starts } = squeeze(lines.join("\n"));
+    return lines.every((_, at) => {
+      const line = text.slice(starts[at], starts[at + 1]);
+      return patterns.some((pattern) => placesOf(line, pattern).length > 0);
+    });
+  }
 
   /** Whether a log holds one of some words, squeezed. */
   function holds(log, words) {
@@ -169,5 +185,5 @@ const finding = (rules) => {
     return { text: line, marks };
   }
 
-  return { find, holds, otherProgram, shown, tellsOfAnError };
+  return { find, holds, onlyNotices, otherProgram, shown, signs };
 };

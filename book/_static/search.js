@@ -4,7 +4,7 @@
 // and the index are loaded when somebody is about to search, as scripts: a page that is opened as a
 // file may not read another file.
 (() => {
-  const IN_DIALOG = 3, ON_PAGE = 8, MOST = 50; // hits of a group: shown, and in a fold
+  const BEST = 3, IN_DIALOG = 3, ON_PAGE = 5, MOST = 50; // hits: of all, then of a group, shown and in a fold
   const GROUPS = { chapters: /\/\d\d_/, errors: /\/errors/, glossary: /glossary/, tools: /./ }; // of pages
   const PAUSE = 80; // milliseconds without a letter until what was typed is looked for
   const MESSAGE = 20; // letters that a message of the error clinic has at least
@@ -40,7 +40,7 @@
   async function find(query) {
     await ready();
     const found = search.find(query);
-    if (query.length < MESSAGE || !hasClinic()) return found;
+    if ((query.length < MESSAGE && !LIKE_AN_ERROR.test(query)) || !hasClinic()) return found;
     await load("finding.js", "error_rules.js");
     clinic ??= finding(errorRules);
     const [known] = clinic.find(query);
@@ -95,7 +95,9 @@
       box.hidden = !query;
       says.textContent = phrase(!count ? "none" : meant ? "meant" : !whole ? "part" : "some", { count, query, meant });
       advised.replaceChildren(...(count && whole ? [] : [advice(query)]));
-      const groups = [...new Set(hits.map(groupOf))].map((name) => [name, hits.filter((hit) => groupOf(hit) === name)]);
+      const [best, others] = [hits.slice(0, BEST), hits.slice(BEST)];
+      const groups = [...new Set(others.map(groupOf))].map((name) => [name, others.filter((hit) => groupOf(hit) === name)]);
+      if (count) groups.unshift(["best", best]);
       list.replaceChildren();
       more.replaceChildren();
       for (const [name, hits] of groups) {

@@ -37,14 +37,20 @@ const searching = (pages, language, others) => {
       [...segmenter.segment(part)].filter((part) => part.isWordLike).map((part) => part.segment)));
   }
 
-  const sections = pages.flatMap(([page, title, parts]) =>
-    parts.map(([heading, anchor, weight, text, asked], place) => ({
-      page, title, heading, anchor, weight, text, clinic: /errors_\w+.html$/.test(page),
+  const sections = pages.flatMap(([page, title, parts]) => {
+    const clinic = /errors_\w+.html$/.test(page); // whose message stands below the heading
+    return parts.map(([heading, anchor, weight, text, asked], place) => ({
+      page, title, heading, anchor, weight, text, clinic,
       top: place > 0 ? 0 : /\/\d\d_rung/.test(page) ? 1.2 : /\/\d\d_/.test(page),
       asked: asked.map(fold)
         .map((text) => ({ text, length: text.split(" ").flatMap(split).filter(telling).length })),
-      folded: { heading: fold(heading), title: fold(`${title} ${page.replace(/.*\/|\.html$/g, "")}`), text: fold(text) },
-    })));
+      folded: {
+        heading: fold(clinic ? `${heading} ${text.split("\f")[0]}` : heading),
+        title: fold(`${title} ${page.replace(/.*\/|\.html$/g, "")}`),
+        text: fold(text),
+      },
+    }));
+  });
   const mean = sections.reduce((sum, { text }) => sum + text.length, 0) / sections.length;
 
   // --- what is asked for ---

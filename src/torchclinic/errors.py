@@ -299,7 +299,7 @@ def rules() -> dict:
     """All that the paste box needs to find what `find` finds, for JSON."""
     told = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES, "colour": COLOUR}
     told |= {"prefix": PREFIX, "environment": ENVIRONMENT, **page("other_programs")}
-    told |= {"signs": LOGS["signs"]}
+    told |= {"signs": LOGS["signs"], "harmless": LOGS["harmless"]}
     told["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": _patterns(e.id)}
         for e in catalogue().values()
@@ -316,12 +316,13 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if other := not found and other_program(log):
         return "\n\n".join([_wrapped(NOT_PYTORCH.format(other)), ASK])
     if not found:
-        return f"{UNKNOWN if _tells_of_an_error(log) else HEALTHY}\n\n{ASK}"
+        return f"{UNKNOWN}\n\n{ASK}" if _signs(log) else HEALTHY
     first, *others = found
     error = first.error
     also = "\n".join(["Also in your log:", *map(_also, others)])
     where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
     told = [
+        NOTICE if only_notices(log, found) else "",
         _filled(f"In {first.file or 'your log'}, line", where),
         _wrapped(_first_to_fail(_without_colours(log))),
         _heading(error),
@@ -334,8 +335,21 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     return "\n\n".join(filter(None, told))
 
 
-def _tells_of_an_error(log: str) -> bool:
-    return any(word in log.lower() for word in LOGS["signs"])
+def only_notices(log: str, found: list[Match]) -> bool:
+    """Whether `found` are warnings, and the log has no sign of an error but in their lines."""
+    patterns = [pattern for match in found for pattern in _patterns(match.error.id)]
+    lines = _signs(log)
+    return all(match.error.kind == "warning" for match in found) and all(
+        any(_places(line, pattern) for pattern in patterns)
+        for line in (_squeeze("\n".join(lines)) if lines else ())
+    )
+
+
+def _signs(log: str) -> list[str]:
+    """The lines of a log that may tell of an error."""
+    told = re.sub("|".join(LOGS["harmless"]), " ", log.lower(), flags=re.ASCII)
+    pairs = zip(log.split("\n"), told.split("\n"), strict=True)
+    return [line for line, told in pairs if any(sign in told for sign in LOGS["signs"])]
 
 
 def _this_case_first(fix: str, log: str) -> str:
@@ -365,6 +379,7 @@ UNKNOWN = "No entry of the catalogue has these words."
 HEALTHY = (
     "There is no error in this log: no traceback, and none of the words that errors begin with."
 )
+NOTICE = "There is no error in this log, only a notice:"
 WIDTH = 88
 LINK = r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"  # its words
 
@@ -420,10 +435,14 @@ def _as_lines(paragraph: str) -> str:
 def _wrapped(text: str, first: str = "", after: str = "") -> str:
     text = " ".join(text.split())
     # A short piece of code stays on one line; textwrap breaks no other space than ASCII's.
-    text = re.sub("`[^`]{1,40}`", lambda code: code[0].replace(" ", "\u00a0"), text)
+    text = re.sub("`[^`]*`", _unbroken, text)
     kept = {"break_long_words": False, "break_on_hyphens": False}
     indents = {"initial_indent": first, "subsequent_indent": after}
     return textwrap.fill(text, WIDTH, **indents, **kept).replace("\u00a0", " ")
+
+
+def _unbroken(code: re.Match) -> str:
+    return code[0].replace(" ", "\u00a0") if len(code[0]) <= 42 else code[0]
 
 
 def _without_links(text: str) -> str:

@@ -465,6 +465,11 @@ class left_behind:
         first = next(iter(tensors.values()), torch.empty(0)).device
         return [name for name, tensor in tensors.items() if tensor.device != first]
 
+    def of_the_first_buffer(model):
+        """what is returned is ['mask'], not []"""
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return sorted(name for name, tensor in tensors if tensor.device != tensors[0][1].device)
+
     def without_any(model):
         """StopIteration"""
         first = next(model.parameters()).device
@@ -474,7 +479,7 @@ class left_behind:
     def of_the_modules(model):
         """right"""
         found = []
-        for path, module in model.named_modules():
+        for path, module in model.named_modules() if [*model.parameters()] else []:
             for name, tensor in (module._parameters | module._buffers).items():
                 if str(tensor.device) != str(next(model.parameters()).device):
                     found += [f"{path}.{name}".lstrip(".")]

@@ -64,7 +64,7 @@ def nested(value, change):
     if isinstance(value, dict):
         return {key: nested(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [nested(item, change) for item in value]
+        return type(value)(nested(item, change) for item in value)
     return change(value)
 
 
@@ -153,6 +153,16 @@ class plain:
         if isinstance(value, dict):
             for key in value:
                 value[key] = plain.in_place(value[key])
+        return str(value) if isinstance(value, Path) else value
+
+    def tuples_as_lists(value):
+        """a PosixPath in a tuple becomes [1, 'a/b'], not (1, 'a/b')"""
+        if isinstance(value, tuple):
+            return [plain.tuples_as_lists(item) for item in value]
+        if isinstance(value, dict):
+            return {key: plain.tuples_as_lists(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [plain.tuples_as_lists(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
     def nothing_else(value):
@@ -347,6 +357,14 @@ class load_body:
         """nothing is raised where no entry fits"""
         own = model.state_dict()
         fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
+        return sorted(model.load_state_dict(fitting, strict=False).missing_keys)
+
+    def names_the_first(model, state):
+        """StopIteration"""
+        own = model.state_dict()
+        fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
+        if not fitting:
+            raise ValueError(f"no entry fits; the first of them is {next(iter(state))}")
         return sorted(model.load_state_dict(fitting, strict=False).missing_keys)
 
     def deleted(model, state):

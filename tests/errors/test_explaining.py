@@ -69,9 +69,27 @@ def test_of_several_cases_the_one_that_the_log_names_comes_first(explain):
         assert answered.startswith(first), last
 
 
+HEALTHY = """epoch 1: loss 0.5, val_error: 0.23, test error 0.21, train/error=0.2
+UserWarning: The dataloader does not have many workers
+E0000 Unable to register cuDNN factory: Attempting to register factory
+{'mean_squared_error': 1.5, 'error_rate': 0.07}, 0 errors, failed: 0
+"""
+
+
 def test_a_log_without_an_error_is_told_so(explain):
-    status, out, _ = explain(given=b"epoch 1: loss 0.5, test 81.2 %\nepoch 2: loss 0.4\n")
+    status, out, _ = explain(given=HEALTHY.encode())
     assert (status, out.partition(":")[0]) == (1, "There is no error in this log")
+    assert "To ask others" not in out
+    for line in ("10 errors", "CUDA error: 700", "test error", "Error 0.5.1 is too old: failed"):
+        assert explain(given=(HEALTHY + line).encode())[1].startswith("No entry"), line
+
+
+def test_a_log_of_warnings_alone_is_said_to_hold_no_error(explain):
+    warning = "UserWarning: Plan failed with a cudnnException: CUDNN_BACKEND"
+    says = "There is no error in this log, only a notice"
+    assert explain(given=f"{HEALTHY}{warning}\n".encode())[1].startswith(says)
+    for line in ("Killed", "OSError: no such file", "The job failed"):
+        assert says not in explain(given=f"{HEALTHY}{warning}\n{line}\n".encode())[1], line
 
 
 def test_an_unknown_error_has_the_status_1_and_what_to_collect_is_said(explain):

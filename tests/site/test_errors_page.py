@@ -16,6 +16,7 @@ OPENED = "book/errors.html"
 SIZE = 5_000_000
 CATALOGUE = errors.catalogue()
 OF_PART = {part: [error for error in CATALOGUE.values() if error.part == part] for part in PARTS}
+NOTICE = " environment variable for each process to be 1 in default"
 PREFIXED = "module-prefix"  # an entry that a reader of chapter 14 meets
 PREFIX = CATALOGUE[PREFIXED]
 LOG = """\
@@ -86,6 +87,13 @@ def logs():
     yield from (file.read_bytes().decode("utf-8", "replace") for file in files)
     patterns = [pattern for error in CATALOGUE.values() for pattern in error.patterns]
     yield from ("", "\n", LOG, LOG.replace("\n", "\r\n"), "KeyError: 'momentum'", "Error Error")
+    yield from (
+        "val_error: 0.52, 0 errors",
+        "10 errors",
+        "error: 0",
+        "1.0 error",
+        "Test error 3.1 %\nKilled\n",
+    )
     for pattern in patterns:
         yield f"[rank0]: {pattern.replace('*', 'x')}\n"
         yield pattern.replace("*", "x" * errors.GAP)
@@ -107,16 +115,17 @@ def page(opened):
 
 def test_the_script_finds_what_the_package_finds(page):
     cases = list(logs())
-    answers = """logs => logs.map(log =>
-        [clinic.find(log).map(({id, line}) => [id, line]),
-         clinic.otherProgram(log), clinic.tellsOfAnError(log)])"""
+    answers = """logs => logs.map(log => [clinic.find(log), log]).map(([found, log]) =>
+        [found.map(({id, line}) => [id, line]),
+         clinic.otherProgram(log), clinic.signs(log), clinic.onlyNotices(log, found)])"""
     wanted = [
         [
-            [[match.error.id, match.line] for match in errors.find(log)],
+            [[match.error.id, match.line] for match in found],
             errors.other_program(log),
-            errors._tells_of_an_error(log),
+            errors._signs(log),
+            errors.only_notices(log, found),
         ]
-        for log in cases
+        for log, found in ((log, errors.find(log)) for log in cases)
     ]
     found = page.evaluate(answers, cases)
     assert [(log, a, b) for log, a, b in zip(cases, found, wanted, strict=True) if a != b] == []
@@ -223,7 +232,10 @@ def test_nothing_found_says_so_or_names_the_other_program(page):
     page.locator("#log").fill("epoch 1: loss 0.42\nepoch 2: loss 0.31")
     says = "document.querySelector('#log-says').textContent"
     page.wait_for_function(f"{says}.includes('There is no error in this log')")
-    assert page.locator(".match").count() == 0
+    assert page.locator(".match, #found .ask-others").count() == 0
+    page.locator("#log").fill(LOG.splitlines()[0] + NOTICE)
+    page.wait_for_function(f"{says}.includes('only a notice')")
+    assert "the program goes on" in page.locator(".match.warning").inner_text()
     page.locator("#log").fill("ggml_cuda: CUDA error: out of memory")
     page.wait_for_function(f"{says}.includes('llama.cpp')")
     assert page.locator(".match").count() == 0

@@ -158,6 +158,8 @@ def left_behind(left_behind) -> None:
         model.register_buffer("mask", torch.ones(2, device=buffer), persistent=False)
         return model
 
+    buffers = nn.BatchNorm1d(2, affine=False, device="meta")
+    buffers.register_buffer("mask", torch.ones(2))
     of_1 = ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
     with simulated_gpus():
         for model, right in (
@@ -166,6 +168,7 @@ def left_behind(left_behind) -> None:
             (net("cuda:1", "cuda:0", "cuda:1", "cuda:1"), [f"1.{name}" for name in of_1]),
             (net("cuda:0", "cuda:0", "cpu", "cpu"), ["0.bias", "mask"]),
             (nn.ReLU(), []),
+            (buffers, []),
         ):
             parameters = {name for name, _ in model.named_parameters()}
             mistakes = {
