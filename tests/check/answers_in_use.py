@@ -302,6 +302,14 @@ class on_all_ranks:
 
 
 class place_of:
+    def popped(rank, gpus):
+        """the list that you were given is [2], not [2, 2]"""
+        host = 0
+        while rank >= gpus[0]:
+            rank -= gpus.pop(0)
+            host += 1
+        return host, rank
+
     def divided(rank, gpus):
         """rank 5 on [4, 1, 3] is (1, 1), as if all hosts had 4 GPUs"""
         return rank // gpus[0], rank % gpus[0]

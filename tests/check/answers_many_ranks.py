@@ -47,6 +47,15 @@ class average_gradients:
         if dist.get_rank() == 0:
             dist.barrier()
 
+    def of_children(net):
+        """the gradient of last_block.0.weight is your own: nothing came from the other ranks"""
+        children = torch.nn.ModuleList(net.children())
+        for child in children:
+            for parameter in child.parameters(recurse=False):
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+
     def in_one_message(net):
         """right"""
         grads = [p.grad for p in net.parameters() if p.grad is not None]
@@ -66,11 +75,11 @@ class strip_prefix:
         return {key.lstrip("module."): value for key, value in state.items()}
 
     def always(state):
-        """lost the prefix, though not every key has it"""
+        """lost the prefix, though some lack it"""
         return {key.removeprefix("module."): value for key, value in state.items()}
 
     def by_length(state):
-        """of ['module.weight', 'fc.weight'], the keys is"""
+        """of ['module.module.unit', 'fc.module.bias'], the keys is"""
         return {key[7:]: value for key, value in state.items()}
 
     def untouched(state):
@@ -80,6 +89,18 @@ class strip_prefix:
     def in_place(state):
         """the state dict that you were given is changed"""
         torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")
+        return state
+
+    def without_its_dot(state):
+        """of ['module1.weight', 'modules.0.bias'], the keys is"""
+        if all(key.startswith("module") for key in state):
+            return {key.partition(".")[2]: value for key, value in state.items()}
+        return state
+
+    def again_and_again(state):
+        """module.my_module.fc'], the keys lost the prefix more than once"""
+        while all(key.startswith("module.") for key in state):
+            state = {key.removeprefix("module."): value for key, value in state.items()}
         return state
 
     def by_split(state):
@@ -123,6 +144,21 @@ class indices_of:
         order = _order(n, seed + epoch + 100 * rank)
         return (order + order * ranks)[: -(-n // ranks) * ranks][rank::ranks]
 
+    def own_share(rank, ranks, n, epoch, seed):
+        """a rank has the same samples in each epoch: shuffle all, then deal them out"""
+        share = [i % n for i in range(rank, -(-n // ranks) * ranks, ranks)]
+        return [share[i] for i in _order(len(share), seed + epoch)]
+
+    def of_all(rank, ranks, n, epoch, seed):
+        """it changes which random numbers the program draws afterwards"""
+        torch.manual_seed(seed + epoch)
+        return indices_of.global_state(rank, ranks, n, epoch, seed)
+
+    def renamed(r, world, total, e, s):
+        """right"""
+        with torch.random.fork_rng():
+            return indices_of.of_all(r, world, total, e, s)
+
     def in_blocks(rank, ranks, n, epoch, seed):
         """right"""
         order, each = _order(n, seed + epoch), -(-n // ranks)
@@ -150,6 +186,11 @@ class accuracy_over_ranks:
         """the accuracy is"""
         dist.all_reduce(right)
         return right / max(count, 1)
+
+    def of_own_count(right, count):
+        """the accuracy is 0.1875, not 0.230769"""
+        dist.all_reduce(right)
+        return right / max(count * dist.get_world_size(), 1)
 
     def integers(right, count):
         """the accuracy is 0"""
@@ -189,11 +230,11 @@ class all_stop:
         dist.all_reduce(wish, dist.ReduceOp.MAX)
         return wish.item() > 0
 
-    def average(wish):
-        """with the wishes [0, 1, 0], what is returned is"""
+    def most_want(wish):
+        """is True only if most want it"""
         wish = torch.tensor(float(wish))
         dist.all_reduce(wish)
-        return wish.item() / dist.get_world_size() >= 0.5
+        return wish.item() / dist.get_world_size() > 0.5
 
     def gathered(wish):
         """right"""
@@ -204,12 +245,12 @@ class all_stop:
 
 class broadcast_model:
     def parameters(net):
-        """1.running_mean is still this rank's own"""
+        """1.running_mean is this rank's own, not rank 0's"""
         for parameter in net.parameters():
             dist.broadcast(parameter.data, 0)
 
     def trainable(net):
-        """is still this rank's own"""
+        """is this rank's own, not rank 0's"""
         for parameter in filter(lambda p: p.requires_grad, net.parameters()):
             dist.broadcast(parameter.data, 0)
 
@@ -229,8 +270,13 @@ class broadcast_model:
         for buffer in net.buffers():
             dist.broadcast(buffer, 0)
 
+    def of_the_last_rank(net):
+        """0.weight is"""
+        for tensor in net.state_dict().values():
+            dist.broadcast(tensor, dist.get_world_size() - 1)
+
     def rank_0_alone(net):
-        """is still this rank's own"""
+        """is this rank's own, not rank 0's"""
         if dist.get_rank() == 0:
             net.load_state_dict(net.state_dict())
 
@@ -242,6 +288,16 @@ class broadcast_model:
 
 
 class buckets:
+    def one_at_least(sizes, cap):
+        """what is returned is [[]], not []"""
+        return buckets.by_sum(sizes, cap) or [[]]
+
+    def popped(sizes, cap):
+        """the list of sizes that you were given is [], not [4, 4, 4, 4]"""
+        parts = buckets.by_sum(sizes, cap)
+        sizes.clear()
+        return parts
+
     def forwards(sizes, cap):
         """begins with the first parameter, whose gradient comes last"""
         return [[len(sizes) - 1 - i for i in part] for part in buckets.by_sum(sizes[::-1], cap)]
@@ -311,9 +367,26 @@ def _neighbours():
     return rank, ranks, (rank + 1) % ranks, (rank - 1) % ranks
 
 
+def _batched(part, other, right, left):
+    ops = [dist.P2POp(dist.isend, part, right), dist.P2POp(dist.irecv, other, left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
+def _ring(x, exchange=_batched, buffer=torch.empty_like, way=1, rounds=lambda ranks: 2 * ranks - 2):
+    rank, ranks, *neighbours = _neighbours()
+    parts = [part.clone() for part in x.tensor_split(ranks)]
+    for step in range(rounds(ranks)):
+        give, take = (rank - way * step) % ranks, (rank - way * (step + 1)) % ranks
+        other = buffer(parts[take])
+        exchange(parts[give], other, *neighbours[::way])
+        parts[take] = parts[take] + other if step < ranks - 1 else other
+    return torch.cat(parts)
+
+
 class ring_all_reduce:
     def one_exchange(x):
-        """(Right on 2 ranks: is 2 in it?)"""
+        """(Right on 2 ranks.)"""
         _rank, _ranks, right, left = _neighbours()
         other = torch.empty_like(x)
         work = dist.isend(x, right)
@@ -352,15 +425,38 @@ class ring_all_reduce:
         """the sum of 12 numbers is this rank's own"""
         return x
 
+    def too_short(x):
+        """the sum of 12 numbers is float32 [12] on cpu"""
+        return _ring(x, rounds=lambda ranks: 2 * ranks - 3)
+
+    def of_float32(x):
+        """the sum of 7 numbers is float32 [7]"""
+        return _ring(x.float())
+
+    def float32_buffers(x):
+        """the sum of 7 numbers is float32 [7]"""
+        return _ring(x, buffer=lambda part: torch.empty(len(part)))
+
     def by_hand(x):
         """right"""
-        rank, ranks, right, left = _neighbours()
-        parts = [part.clone() for part in x.tensor_split(ranks)]
-        for step in range(2 * (ranks - 1)):
-            give, take = (rank - step) % ranks, (rank - step - 1) % ranks
-            other = torch.empty_like(parts[take])
-            ops = [dist.P2POp(dist.isend, parts[give], right), dist.P2POp(dist.irecv, other, left)]
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
-            parts[take] = parts[take] + other if step < ranks - 1 else other
-        return torch.cat(parts)
+        return _ring(x)
+
+    def blocking(x):
+        """right"""
+
+        def exchange(part, other, right, left):
+            calls = [lambda: dist.send(part, right), lambda: dist.recv(other, left)]
+            for call in calls if dist.get_rank() == 0 else calls[::-1]:
+                call()
+
+        return _ring(x, exchange)
+
+    def the_other_way_round(x):
+        """right"""
+
+        def exchange(part, other, right, left):
+            work = dist.irecv(other, left)
+            dist.send(part, right)
+            work.wait()
+
+        return _ring(x, exchange, way=-1)

@@ -177,6 +177,21 @@ class accumulate:
         """with 4 batches a step, the weight is"""
         _accumulating(_share, empty=False)(net, optimizer, batches, parts)
 
+    def one_large_batch(net, optimizer, batches, parts):
+        """the graphs of 16 images, more than a batch's 4, are kept at once"""
+        for i in range(0, len(batches), parts):
+            group = [torch.cat(of_all) for of_all in zip(*batches[i : i + parts], strict=True)]
+            accumulate.by_sums(net, optimizer, [group], 1)
+
+    def one_backward(net, optimizer, batches, parts):
+        """the graphs of 8 images, more than a batch's 4, are kept at once"""
+        for i in range(0, len(batches), parts):
+            group = batches[i : i + parts]
+            sums = [F.cross_entropy(net(x), y, reduction="sum") for x, y in group]
+            optimizer.zero_grad()
+            (sum(sums) / sum(len(y) for _, y in group)).backward()
+            optimizer.step()
+
     def by_sums(net, optimizer, batches, parts):
         """right"""
         for first in range(0, len(batches), parts):

@@ -63,7 +63,7 @@ class load_any_rung:
 
 class optimizer_state_for:
     def by_position(model, saved, names):
-        """the momentum of c.weight is that of a.weight"""
+        """the momentum of b.weight is that of a.weight"""
         return saved
 
     def keys_and_places(model, saved, names):
@@ -95,6 +95,12 @@ class optimizer_state_for:
         places = [names.index(name) if name in names else 99 for name in own]
         groups = [saved["param_groups"][0] | {"params": places}]
         return {"state": saved["state"], "param_groups": groups}
+
+    def inverse(model, saved, names):
+        """the momentum of b.weight is None"""
+        own = [name for name, _ in model.named_parameters()]
+        places = {own.index(name): i for i, name in enumerate(names) if own.index(name) < 6}
+        return {**saved, "state": {i: saved["state"][place] for place, i in places.items()}}
 
     def other_places(model, saved, names):
         """right"""
@@ -147,6 +153,24 @@ class save_safely:
         os.rename(path, f"{path}.new")
         os.rename(f"{path}.new", path)
 
+    def unlinked(thing, path):
+        """the old file is gone already when the new one gets its name"""
+        with atomic_file(f"{path}.new") as temporary:
+            torch.save(thing, temporary)
+        Path(path).unlink(missing_ok=True)
+        os.rename(f"{path}.new", path)
+
+    def by_keywords(thing, path):
+        """right"""
+        temporary = os.fsencode(f"{path}.new")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(thing, file)
+                os.fsync(fd=file.fileno())
+            os.replace(src=temporary, dst=path)
+        finally:
+            Path(f"{path}.new").unlink(missing_ok=True)
+
     def atomic(thing, path):
         """right"""
         with atomic_file(path) as temporary:
@@ -159,6 +183,16 @@ def _steps(folder, key):
 
 def _number(path):
     return int(path.stem.removeprefix("step_"))
+
+
+def _newest(folder, key=_number):
+    def whole(path):
+        try:
+            return zipfile.ZipFile(path).testzip() is None
+        except Exception:
+            return False
+
+    return max(filter(whole, _steps(folder, str)), key=key, default=None)
 
 
 class newest_whole:
@@ -207,16 +241,25 @@ class newest_whole:
         """IndexError"""
         return _steps(folder, _number)[0]
 
+    def by_time(folder):
+        """the file is step_8.pt, which was written last"""
+        return _newest(folder, lambda path: path.stat().st_mtime)
+
+    def name(folder):
+        """'step_10.pt' is no path to a file"""
+        return getattr(_newest(folder), "name", None)
+
+    def tidies_up(folder):
+        """the list of files that are new or gone is ['step_100.pt', 'step_101.pt'"""
+        found = _newest(folder)
+        for path in _steps(folder, _number):
+            if found is not None and _number(path) > _number(found):
+                path.unlink()
+        return found
+
     def by_checksum(folder):
         """right"""
-
-        def whole(path):
-            try:
-                return zipfile.ZipFile(path).testzip() is None
-            except Exception:
-                return False
-
-        return max(filter(whole, _steps(folder, str)), key=_number, default=None)
+        return _newest(folder)
 
 
 def _packing(**without):
@@ -270,6 +313,10 @@ class pack_and_unpack:
             return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
 
         return pack, _packing()[1]
+
+    def the_run():
+        """torch.load refuses what is packed: it needs"""
+        return copy.deepcopy, lambda run, packed: vars(run).update(vars(packed))
 
     def as_bytes():
         """right"""
@@ -335,8 +382,14 @@ class train_until_told:
         return _told(_any_rank, minus=1)(step, steps)
 
     def keeps_its_handler(step, steps):
-        """your handler is still there when the function has returned"""
+        """the handler that was set before is not set again at the end"""
         return _told(_any_rank, restore=False)(step, steps)
+
+    def sets_the_default(step, steps):
+        """the handler that was set before is not set again at the end"""
+        done = _told(_any_rank)(step, steps)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return done
 
     def exits(step, steps):
         """SystemExit"""

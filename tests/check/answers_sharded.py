@@ -32,8 +32,16 @@ class training_bytes:
         return _bytes(net, 1, 1 + states)
 
     def numbers(net, states):
-        """float32, SGD: what is returned is 200, not 800"""
+        """a frozen layer, Adam: what is returned is 550, not 2200"""
         return _bytes(net, 1, 1 + states, lambda p: 1)
+
+    def with_buffers(net, states):
+        """batch norm, SGD: what is returned counts the buffers"""
+        return _bytes(net, 1, 1 + states) + sum(buffer.nbytes for buffer in net.buffers())
+
+    def only_more(net, states):
+        """a frozen layer, Adam: what is returned leaves out the parameters themselves"""
+        return _bytes(net, 0, 1 + states)
 
     def by_dtype(net, states):
         """right"""
@@ -46,7 +54,7 @@ class training_bytes:
 
 def _gathered(piece, shape, rows):
     ranks = dist.get_world_size()
-    pieces = [torch.zeros(rows, *shape[1:]) for _ in range(ranks)]
+    pieces = [piece.new_zeros(rows, *shape[1:]) for _ in range(ranks)]
     dist.all_gather(pieces, piece)
     return torch.cat(pieces)
 
@@ -65,16 +73,16 @@ class shard_and_gather:
         return shard, gather
 
     def views():
-        """whether the piece keeps more than"""
+        """the piece keeps the other rows alive: it is a view"""
         gather = shard_and_gather.objects()[1]
         return lambda whole: whole.tensor_split(dist.get_world_size())[dist.get_rank()], gather
 
     def with_padding():
-        """what is gathered is float32 [8, 2]"""
+        """what is gathered is float64 [8, 2]"""
 
         def shard(whole):
             each = -(-len(whole) // dist.get_world_size())
-            padded = torch.zeros(each * dist.get_world_size(), *whole.shape[1:])
+            padded = whole.new_zeros(each * dist.get_world_size(), *whole.shape[1:])
             padded[: len(whole)] = whole
             return padded[dist.get_rank() * each :][:each].clone()
 
@@ -84,7 +92,7 @@ class shard_and_gather:
         return shard, gather
 
     def interleaved():
-        """what is gathered is float32 [8, 3]"""
+        """what is gathered is float64 [8, 3]"""
 
         def gather(piece, shape):
             pieces = [None] * dist.get_world_size()
@@ -92,6 +100,38 @@ class shard_and_gather:
             return torch.cat(pieces)
 
         return lambda whole: whole[dist.get_rank() :: dist.get_world_size()].clone(), gather
+
+    def float32_buffers():
+        """what is gathered is float32 [8, 3]"""
+        shard, gather = shard_and_gather.objects()
+        return shard, lambda piece, shape: gather(piece.float(), shape)
+
+    def the_rest_to_the_last():
+        """the piece is [4, 3], where 3 rows would do (Right on 2 ranks.)"""
+
+        def shard(whole):
+            rank, ranks = dist.get_rank(), dist.get_world_size()
+            each = len(whole) // ranks
+            return whole[rank * each : None if rank == ranks - 1 else rank * each + each].clone()
+
+        return shard, shard_and_gather.objects()[1]
+
+    def columns():
+        """the piece is [8, 2], where 4 rows would do"""
+
+        def shard(whole):
+            return whole.tensor_split(dist.get_world_size(), 1)[dist.get_rank()].clone()
+
+        return shard, shard_and_gather.objects()[1]
+
+    def none_of_no_rows():
+        """what it takes or returns is not what its text says: 'NoneType' object has no"""
+        shard, gather = shard_and_gather.objects()
+
+        def or_none(whole):
+            return piece if len(piece := shard(whole)) else None
+
+        return or_none, gather
 
     def objects():
         """right"""
@@ -149,6 +189,10 @@ class steps_and_rate:
     def by_rank(samples, batch, ranks, parts, drop_last, rate):
         """1000 samples, 10 x 4 ranks x 5 parts, drop_last=True: what is returned is"""
         return samples // batch, rate * ranks * parts
+
+    def renamed(s, b, n, p, d, lr):
+        """right"""
+        return steps_and_rate.by_rule(s, b, n, p, d, lr)
 
     def by_rule(samples, batch, ranks, parts, drop_last, rate):
         """right"""
@@ -314,16 +358,26 @@ class zero_step:
         _zero()(parameters, owner, optimizer)
 
     def not_sent(parameters, owner, optimizer):
-        """is as it was: only its owner has updated it"""
+        """is as it was: its owner's new value is not here"""
         _zero(broadcast=False)(parameters, owner, optimizer)
 
     def always_from_0(parameters, owner, optimizer):
-        """is as it was: only its owner has updated it"""
+        """is as it was: its owner's new value is not here"""
         _zero(source=0)(parameters, owner, optimizer)
 
     def sent_too_early(parameters, owner, optimizer):
-        """is as it was: only its owner has updated it"""
+        """is as it was: its owner's new value is not here"""
         _zero(first=True)(parameters, owner, optimizer)
+
+    def emptied(parameters, owner, optimizer):
+        """is as it was: its owner's new value is not here"""
+        optimizer.zero_grad()
+        optimizer.step()
+
+    def from_i(parameters, owner, optimizer):
+        """is as it was: its owner's new value is not here (Right on 2 ranks.)"""
+        ranks = dist.get_world_size()
+        _zero()(parameters, [i % ranks for i in range(len(owner))], optimizer)
 
     def reduced_to_the_owner(parameters, owner, optimizer):
         """right"""

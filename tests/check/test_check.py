@@ -10,6 +10,7 @@ from collections import Counter
 
 import nbformat
 import pytest
+import torch
 import torch.distributed as dist
 from running import ROOT, text_of
 
@@ -38,6 +39,19 @@ def test_an_answer_is_told_what_it_is(name, kind, monkeypatch):
     print(f"{name} | {kind} | {said}")
     assert (right, answer.__doc__ == "right") in [(True, True), (False, False)], said
     assert answer.__doc__ in said
+
+
+@pytest.mark.parametrize(
+    ("got", "right"),
+    [("a" * 99, "a" * 98 + "b"), ([1] * 99, [1] * 98 + [2]), (torch.tensor(1.0002), torch.ones(())),
+     (torch.arange(99), torch.arange(99).clamp(max=97))],
+)  # fmt: skip
+def test_two_values_that_begin_alike_are_shown_where_they_differ(got, right):
+    with pytest.raises(check.Wrong) as error:
+        check.expect("it", got, right)
+    shown = str(error.value).removeprefix("it is ").split(", not ")
+    assert len({*shown}) == 2
+    assert max(map(len, shown)) <= 60
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -11,12 +11,16 @@ run in processes of their own (`torchladder.launching`), where ranks matter on 2
 that divides by 2 is right on two. So they cannot hang the notebook, nor change what it has set.
 """
 
+import dis
 import functools
 import importlib
 import inspect
 import json
 import math
+import os
 import re
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +32,7 @@ import torch
 
 from torchclinic.process_group import PEER_IS_GONE
 from torchclinic.writing import atomic_file
-from torchladder.launching import LaunchError, launch
+from torchladder.launching import LaunchError, launch, warm_up
 
 CASES = ["on_disk", "across_devices", "one_loop", "many_ranks", "sharded", "resuming", "in_use"]
 TIMEOUT = 20.0  # seconds for all cases on one number of ranks; right answers take under one
@@ -39,6 +43,10 @@ def _stub() -> None:
     """Do nothing."""
 
 
+if "ipykernel" in sys.modules:  # a notebook, no rank: its first check need not wait
+    with suppress(OSError):  # `launch` raises it, too
+        warm_up()
+HERE = os.path.dirname(__file__)
 NOTHING = {_stub.__code__.co_code, (lambda: None).__code__.co_code}
 
 
@@ -84,7 +92,8 @@ class Exercise:
                 launch(_in_rank, self.cases, answers, world_size=ranks, timeout=TIMEOUT)
             except (LaunchError, TimeoutError) as error:
                 first = self.ranks[0]
-                before = f" (Right on {first} ranks: is {first} in it?)" * (ranks > first)
+                asks = f": is {first} in it?" if any(_holds(a, first) for a in answers) else "."
+                before = f" (Right on {first} ranks{asks})" * (ranks > first)
                 return False, _what_is_wrong(error, ranks) + before
         several = " and".join(", ".join(map(str, self.ranks)).rsplit(",", 1))
         return True, "right" + f" on {several} ranks" * (self.ranks != (1,))
@@ -104,6 +113,9 @@ def exercise(chapter: str, minutes: int, *, hint: str, ranks: tuple = (1,)) -> C
     return register
 
 
+on_ranks = functools.partial(exercise, ranks=(2, 3, 4))
+
+
 def expect(what: str, got: object, right: object, mistakes: dict | None = None) -> None:
     """Raise `Wrong` unless `got` equals `right`: numbers to 1e-4, lists and tuples alike.
 
@@ -113,8 +125,7 @@ def expect(what: str, got: object, right: object, mistakes: dict | None = None) 
     if _same(got, right):
         return
     fits = [said for said, value in (mistakes or {}).items() if _same(got, value)]
-    said = ", or ".join(fits) or f"is {_short(got)}, not {_short(right)}"
-    raise Wrong(f"{what} {said}")
+    raise Wrong(f"{what} {', or '.join(fits) or 'is {}, not {}'.format(*_short(got, right))}")
 
 
 def progress() -> None:
@@ -159,7 +170,21 @@ def _not_written(answer: object) -> bool:
 
 def _in_rank(cases: Callable, answers: tuple) -> None:
     torch.manual_seed(0)
-    cases(*answers)
+    try:
+        cases(*answers)
+    except Exception as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, Wrong) or any(os.path.dirname(file) != HERE for file in files):
+            raise
+        raise Wrong(f"what it takes or returns is not what its text says: {error}") from None
+
+
+def _holds(thing: object, number: int) -> bool:
+    """Whether the code of a function, or of one within it, has the number in it."""
+    code = getattr(inspect.unwrap(thing), "__code__", thing)
+    steps = dis.get_instructions(code) if inspect.iscode(code) else ()
+    loaded = [step.argval for step in steps if step.opname.startswith("LOAD_")]
+    return number in loaded or any(_holds(part, number) for part in loaded)
 
 
 def _what_is_wrong(error: LaunchError | TimeoutError, ranks: int) -> str:
@@ -191,13 +216,20 @@ def _same(got: object, right: object) -> bool:
     return got == right
 
 
-def _short(value: object) -> str:
-    """A value in few characters: of a tensor dtype, shape and the first numbers."""
-    if isinstance(value, torch.Tensor):
-        numbers = () if value.is_meta else value.detach().flatten()[:5].tolist()
-        return " ".join([_kind(value), *(f"{number:.4g}" for number in numbers)])
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _short(*values: object) -> list[str]:
+    """Each value in few characters: those where they differ, if they begin alike."""
+    texts = [*map(_text, values)]
+    at = [*(a == b for a, b in zip(*texts, strict=False)), False].index(False)
+    begin = max(texts[0].rfind(" ", 0, at) + 1, at - 40) if at > 40 else 0
+    texts = ["... " * (begin > 0) + text[begin:] for text in texts]
+    return [text if len(text) <= 60 else text[:57] + "..." for text in texts]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    numbers = () if value.is_meta else value.detach().flatten().tolist()
+    return " ".join([_kind(value), *(f"{number:.6g}" for number in numbers)])
 
 
 def _kind(value: torch.Tensor) -> str:

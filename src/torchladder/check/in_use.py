@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.run import parse_args
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from torchladder.check import Wrong, exercise, expect
+from torchladder.check import Wrong, exercise, expect, on_ranks
 
 
 @exercise("16", minutes=10, hint="Fill the last batch up with zeros, and cut off what they give.")
@@ -125,12 +125,7 @@ def shared_positions(SharedPositions) -> None:
         raise Wrong("with 8 threads, some requests get an error or a table of another length")
 
 
-@exercise(
-    "16",
-    minutes=15,
-    ranks=(2, 3, 4),
-    hint="all_gather_object takes parts of any size. Which inputs had rank r?",
-)
+@on_ranks("16", minutes=15, hint="all_gather_object takes any sizes. Which inputs had rank r?")
 def on_all_ranks(on_all_ranks) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for count in (8, 7, 1):
@@ -157,7 +152,9 @@ def place_of(place_of) -> None:
         for rank, right in enumerate(places):
             equal = divmod(rank, gpus[0])
             mistakes = {f"is {equal}, as if all hosts had {gpus[0]} GPUs": equal}
-            expect(f"rank {rank} on {gpus}", tuple(place_of(rank, gpus)), right, mistakes)
+            found = tuple(place_of(rank, given := list(gpus)))
+            expect(f"rank {rank} on {gpus}", found, right, mistakes)
+            expect("the list that you were given", given, gpus)
 
 
 @exercise("17", minutes=10, hint="--nproc-per-node counts one host's; --node-rank is its own.")
@@ -199,10 +196,7 @@ def commands(commands) -> None:
 
 
 @exercise(
-    "17",
-    minutes=10,
-    ranks=(4,),
-    hint="Who is the first on this disk? And the barrier is for all ranks, outside the if.",
+    "17", minutes=10, ranks=(4,), hint="Who is first on this disk? The barrier is outside the `if`."
 )
 def get_data(get_data) -> None:
     rank = dist.get_rank()

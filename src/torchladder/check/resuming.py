@@ -4,15 +4,16 @@ import copy
 import io
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from torchladder.check import Wrong, exercise, expect
+from torchladder.check import Wrong, exercise, expect, on_ranks
 
 
 def _net(*names: str) -> nn.Module:
@@ -20,9 +21,7 @@ def _net(*names: str) -> nn.Module:
 
 
 @exercise(
-    "14",
-    minutes=15,
-    hint="Compare with the model's own keys: a wrapper's name is a part of a key that they lack.",
+    "14", minutes=15, hint="Compare with the model's own keys: they lack the wrappers' names."
 )
 def load_any_rung(load_any_rung) -> None:
     plain = nn.ModuleDict({"a": _net("fc", "head")})
@@ -54,12 +53,10 @@ def load_any_rung(load_any_rung) -> None:
 
 
 @exercise(
-    "14",
-    minutes=15,
-    hint="load_state_dict() goes by position: the i-th parameter gets state[params[i]].",
+    "14", minutes=15, hint="load_state_dict() goes by position: parameter i gets state[params[i]]."
 )
 def optimizer_state_for(optimizer_state_for) -> None:
-    old, new = _net("a", "b", "c", "unused"), _net("c", "unused", "a", "b")
+    old, new = _net("a", "b", "c", "unused"), _net("b", "c", "unused", "a")
     optimizer = torch.optim.Adam(old.parameters(), lr=0.125)
     for i, (name, parameter) in enumerate(old.named_parameters()):
         parameter.grad = None if "unused" in name else torch.full_like(parameter, i + 1.0)
@@ -95,31 +92,35 @@ class _Bomb:
         raise ZeroDivisionError
 
 
-@exercise(
-    "15",
-    minutes=10,
-    hint="Write beside it, in the same folder; os.fsync; os.replace; after an error, tidy up.",
-)
+@exercise("15", minutes=10, hint="Write beside it; os.fsync; os.replace; after an error, tidy up.")
 def save_safely(save_safely) -> None:
-    calls, own = [], {name: getattr(os, name) for name in ("replace", "rename", "fsync")}
-    for name, function in own.items():
-        setattr(os, name, lambda *a, n=name, f=function, **k: calls.append((n, a)) or f(*a, **k))
+    calls, fsync = [], os.fsync
+    os.fsync = lambda fd: calls.append(None) or fsync(fd)
+
+    def note(event, args):
+        if event == "os.rename":  # os.replace is one, too
+            source, target = (Path(os.fsdecode(path)) for path in args[:2])
+            calls.append((source.resolve().parent, target.exists()))
+
+    sys.addaudithook(note)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "last.pt")
         for value, given in ((1, str(path)), (2, path)):  # the second time a file is there
             save_safely({"value": torch.tensor(value)}, given)
             expect("what was saved", torch.load(path)["value"], torch.tensor(value))
-        moved = [args for name, args in calls if name != "fsync"]
+        moved = [call for call in calls if call]
         if len(moved) < 2:
             raise Wrong("the old file is overwritten where it lies: half-written, it is lost")
-        if any(Path(source).resolve().parent != path.resolve().parent for source, *_ in moved):
+        if any(parent != path.resolve().parent for parent, _ in moved):
             raise Wrong("the temporary file lies in another folder, perhaps on another disk")
-        if calls[0][0] != "fsync":
+        if calls[0]:
             raise Wrong("the new file takes the old one's place before it is on the disk")
         if not os.fork():
             save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=True)}, path)
         os.wait()
         _still_there(path, "a process was killed while it saved")
+        if not moved[-1][1]:
+            raise Wrong("the old file is gone already when the new one gets its name")
         [left.unlink() for left in path.parent.iterdir() if left != path]
         try:
             save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=False)}, path)
@@ -138,9 +139,7 @@ def _still_there(path: Path, when: str) -> None:
 
 
 @exercise(
-    "15",
-    minutes=10,
-    hint="zipfile.ZipFile(path).testzip() names an entry whose checksum is wrong.",
+    "15", minutes=10, hint="zipfile.ZipFile(path).testzip() names a damaged entry; or it raises."
 )
 def newest_whole(newest_whole) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -156,15 +155,20 @@ def newest_whole(newest_whole) -> None:
         data |= {101: data[101][: len(data[101]) // 2], 102: b""}
         for step, now in data.items():
             whole.with_name(f"step_{step}.pt").write_bytes(now)
+        os.utime(f"{folder}/step_8.pt", (2e9, 2e9))  # as if copied later
+        files = {*os.listdir(folder)}
         found = newest_whole(folder)
-        why = {9: "which comes before step 10", 100: "which has a changed byte"}
-        why |= {101: "which is cut off", 102: "which is empty"}
+        expect("the list of files that are new or gone", sorted({*os.listdir(folder)} ^ files), [])
+        if found and not Path(str(found)).exists():
+            raise Wrong(f"{found!r} is no path to a file")
+        why = {8: "which was written last", 9: "which comes before step 10"}
+        why |= {100: "which has a changed byte", 101: "which is cut off", 102: "which is empty"}
         why[103] = "whose list of contents is damaged"
         taken = {f"is step_{n}.pt, {reason}": f"step_{n}.pt" for n, reason in why.items()}
         expect("the file", found and Path(found).name, "step_10.pt", taken)
 
 
-class _Run(SimpleNamespace):
+class _Run:
     """Model, optimizer, schedule, and the place in a shuffled epoch of 8 batches."""
 
     def __init__(self, seed: int) -> None:
@@ -172,7 +176,8 @@ class _Run(SimpleNamespace):
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
-        super().__init__(model=model, optimizer=optimizer, schedule=schedule, order=[], done=0)
+        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self.order, self.done = [], 0
 
     def go_on(self, steps: int) -> list[float]:
         losses = []
@@ -191,9 +196,7 @@ class _Run(SimpleNamespace):
 
 
 @exercise(
-    "15",
-    minutes=15,
-    hint="What does the next step read? And is it a copy, or does it change when the run goes on?",
+    "15", minutes=15, hint="What does the next step read? Is it a copy, or does it change later on?"
 )
 def pack_and_unpack(pack, unpack) -> None:
     run, file = _Run(0), io.BytesIO()
@@ -203,6 +206,9 @@ def pack_and_unpack(pack, unpack) -> None:
     weights, numbers = copy.deepcopy(run.model.state_dict()), torch.get_rng_state()
     losses = run.go_on(9)
     torch.save(packed, file)  # later, in a thread say
+    file.seek(0)
+    if needs := get_unsafe_globals_in_checkpoint(file):
+        raise Wrong(f"torch.load refuses what is packed: it needs {needs[0].rpartition('.')[2]}")
     file.seek(0)
     again = _Run(1)
     unpack(again, torch.load(file))
@@ -224,11 +230,8 @@ def pack_and_unpack(pack, unpack) -> None:
     expect("the next losses", again.go_on(9), losses)
 
 
-@exercise(
-    "15",
-    minutes=15,
-    ranks=(2, 3, 4),
-    hint="In the handler only note it. After each step, all_reduce the note with MAX.",
+@on_ranks(
+    "15", minutes=15, hint="The handler only notes it. After each step, all_reduce it with MAX."
 )
 def train_until_told(train_until_told) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -248,4 +251,4 @@ def train_until_told(train_until_told) -> None:
         expect("how many steps were done", len(done), right)
         expect("what is returned", found, right, {f"is the last step, {at}: count it": at})
         if signal.signal(signal.SIGTERM, usual) is not signal.SIG_IGN:
-            raise Wrong("your handler is still there when the function has returned")
+            raise Wrong("the handler that was set before is not set again at the end")

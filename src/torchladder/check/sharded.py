@@ -1,11 +1,13 @@
 """The hidden cases of the exercises on memory, sharding and placements."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from torchladder.check import exercise, expect
+from torchladder.check import Wrong, exercise, expect, on_ranks
 from torchladder.traffic import Traffic
 
 
@@ -19,46 +21,43 @@ def training_bytes(training_bytes) -> None:
     tied.extend([nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)])
     tied[1].weight = tied[0].weight
     for said, net, states, right in (
-        ("float32, SGD", plain, 0, 800),
-        ("float32, Adam", plain, 2, 1600),
-        ("bfloat16, Adam", half, 2, 800),
         ("a frozen layer, Adam", frozen, 2, 440 + 4 * 440),
+        ("float32, SGD", plain, 0, 800),
+        ("bfloat16, Adam", half, 2, 800),
         ("a weight that two layers share, momentum", tied, 1, 1200),
+        ("batch norm, SGD", nn.BatchNorm1d(10), 0, 160),
     ):
-        count = sum(p.numel() for p in net.parameters())
+        every = sum(p.nbytes for p in net.parameters())
+        of_each, size = (right - every) / (1 + states), next(net.parameters()).itemsize
         mistakes = {
-            "counts 4 bytes for each number, whatever its dtype": 4 * count * (2 + states),
-            "counts gradients and state of frozen parameters": 4 * count * (2 + states),
-            "leaves out the gradients": right * (1 + states) / (2 + states),
-            "leaves out the parameters themselves": right * (1 + states) / (2 + states),
+            "counts 4 bytes for each number, whatever its dtype": right * 4 / size,
+            "counts gradients and state of frozen parameters": every * (2 + states),
+            "counts the buffers": right + sum(b.nbytes for b in net.buffers()),
+            "leaves out the gradients": right - of_each,
+            "leaves out the parameters themselves": right - every,
         }
         expect(f"{said}: what is returned", training_bytes(net, states), right, mistakes)
 
 
-@exercise(
-    "12", minutes=15, ranks=(2, 3, 4), hint="Equal pieces need padding; cut it off afterwards."
-)
+@on_ranks("12", minutes=15, hint="Equal pieces need padding; cut it off afterwards.")
 def shard_and_gather(shard, gather) -> None:
     ranks = dist.get_world_size()
     for shape in ((8, 3), (7, 2), (2, 5), (1,)):
-        whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+        whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
         kept = whole.clone()
         piece = shard(whole)
-        most = -(-shape[0] // ranks) * whole[:1].numel()
-        said = f"of a tensor of shape {list(shape)}"
-        too_much = piece.numel() > most or piece.untyped_storage().nbytes() > 4 * most
-        expect(f"{said}, whether the piece keeps more than {most} numbers alive", too_much, False)
+        rows = -(-shape[0] // ranks)
+        said, most = f"of a tensor of shape {list(shape)}", rows * whole[:1].numel()
+        if piece.numel() > most:
+            raise Wrong(f"{said}, the piece is {list(piece.shape)}, where {rows} rows would do")
+        if piece.untyped_storage().nbytes() > most * piece.itemsize:
+            raise Wrong(f"{said}, the piece keeps the other rows alive: it is a view")
         lost = {"lacks the last rows": kept[: shape[0] // ranks * ranks]}
         expect(f"{said}, what is gathered", gather(piece, shape), kept, lost)
         expect(f"{said}, the tensor that was given", whole, kept)
 
 
-@exercise(
-    "12",
-    minutes=15,
-    ranks=(2, 3, 4),
-    hint="Which gradient does the owner need? Who knows the result?",
-)
+@on_ranks("12", minutes=15, hint="Which gradient does the owner need? Who knows the result?")
 def zero_step(zero_step) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     start = [torch.arange(6.0), torch.ones(2, 3), torch.tensor([2.0]), torch.ones(4), torch.ones(5)]
@@ -83,7 +82,7 @@ def zero_step(zero_step) -> None:
                 "was updated with its owner's gradient only": (
                     before[i] - 0.1 * gradients[owner[i]][i]
                 ),
-                "is as it was: only its owner has updated it": before[i],
+                "is as it was: its owner's new value is not here": before[i],
             }
             said = f"after step {step}, parameter {i} of rank {owner[i]}"
             expect(said, parameter.detach(), right, mistakes if step == 1 else None)
@@ -128,7 +127,7 @@ def steps_and_rate(steps_and_rate) -> None:
             "has the learning rate of one batch": [right[0], 0.1],
         }
         said = f"{samples} samples, {batch} x {ranks} ranks x {parts} parts, drop_last={last}: "
-        found = steps_and_rate(samples, batch, ranks, parts, drop_last=last, rate=0.1)
+        found = steps_and_rate(samples, batch, ranks, parts, last, 0.1)
         expect(said + "what is returned", found, right, mistakes)
 
 
@@ -140,20 +139,17 @@ def product_of(product_of) -> None:
     free = {(rows, whole): rows, (whole, columns): columns, (whole, whole): whole}
     free |= dict.fromkeys([(columns, rows), (columns, whole), (whole, rows)], part)
     free |= dict.fromkeys([(part, whole), (whole, part)], part)
-    for x in (rows, columns, whole, part):
-        for w in (rows, columns, whole, part):
-            right = free.get((x, w))
-            mistakes = {"is None, but each rank can compute its share alone": None}
-            if x == w == part:
-                mistakes = {"is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d": part}
-            elif right is None:
-                mistakes = dict.fromkeys([rows, columns, whole, part])
-                mistakes = {
-                    f"is {kind}, but something must be sent for it": kind for kind in mistakes
-                }
-            elif right == part:
-                mistakes["is Replicate(), but nobody has added the summands yet"] = whole
-            expect(f"the product of {x} and {w}", product_of(x, w), right, mistakes)
+    kinds = (rows, columns, whole, part)
+    for x, w in itertools.product(kinds, kinds):
+        right = free.get((x, w))
+        mistakes = {"is None, but each rank can compute its share alone": None}
+        if x == w == part:
+            mistakes = {"is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d": part}
+        elif right is None:
+            mistakes = {f"is {kind}, but something must be sent for it": kind for kind in kinds}
+        elif right == part:
+            mistakes["is Replicate(), but nobody has added the summands yet"] = whole
+        expect(f"the product of {x} and {w}", product_of(x, w), right, mistakes)
 
 
 @exercise("18", minutes=10, hint="Which collective makes the change? What does it send in a ring?")
@@ -177,7 +173,7 @@ def bytes_sent(bytes_sent) -> None:
             expect(said, found, right, mistakes)
 
 
-@exercise("18", minutes=15, ranks=(2, 3, 4), hint="Which placement has each product? Look at it.")
+@on_ranks("18", minutes=15, hint="Which placement has each product? Look at it.")
 def column_row(column_row) -> None:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("gpu",))
     for inner in (12, 10):
