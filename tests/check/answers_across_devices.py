@@ -151,7 +151,7 @@ class table_per_device:
             )
 
     class as_floats(Tables):
-        """the table on the CPU is float32 [1000] on cpu 0 1 2 3 4, not int64"""
+        """the table on the CPU is float32 [1000] on cpu 0 1 2 3 4 5"""
 
         def table_on(self, device):
             key = (torch.device(device).type, torch.device(device).index or 0)
@@ -224,7 +224,7 @@ class idle_gpu_only:
         return environ | {"CUDA_VISIBLE_DEVICES": str(idle)}
 
     def in_place(text, environ):
-        """the environment that you were given, afterwards, is {"""
+        """the environment that you were given, afterwards, is ... '7'"""
         idle = min(fields(text), key=lambda gpu: gpu[1:])[0]
         environ.update(CUDA_VISIBLE_DEVICES=str(idle), CUDA_DEVICE_ORDER="PCI_BUS_ID")
         return environ
