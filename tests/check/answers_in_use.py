@@ -175,7 +175,7 @@ class attend:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     def not_scaled(q, k, v, cache):
-        """the tokens 0 to 6 of [7] at a time: what it returns is float32"""
+        """the tokens 0 to 6 of [7] at a time: what it returns is ..."""
         if cache:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         cache[:] = k, v
