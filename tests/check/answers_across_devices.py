@@ -151,7 +151,7 @@ class table_per_device:
             )
 
     class as_floats(Tables):
-        """the table on the CPU is float32 [1000] on cpu 0 1 2"""
+        """the table on the CPU is float32 [1000] on cpu 0 1 2 3 4 5"""
 
         def table_on(self, device):
             key = (torch.device(device).type, torch.device(device).index or 0)

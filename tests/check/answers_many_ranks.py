@@ -310,37 +310,56 @@ class buckets:
         """has one bucket for each parameter"""
         return [[i] for i in reversed(range(len(sizes)))]
 
-    def too_full(sizes, cap):
-        """for sizes [3, 3, 3] and at most 8, what is returned has all in one bucket"""
-        parts, room = [], 0
+    def never_over(sizes, cap):
+        """for sizes [3, 3, 3, 3] and a cap of 8, what is returned closes a bucket before"""
+        parts, full = [], 0
         for i in reversed(range(len(sizes))):
-            if room <= 0:
-                parts.append([])
-                room = cap
-            parts[-1].append(i)
-            room -= sizes[i]
-        return parts
-
-    def an_empty_one(sizes, cap):
-        """for sizes [20] and at most 8, what is returned is [[], [0]], not [[0]]"""
-        parts, full = [[]] if sizes else [], 0
-        for i in reversed(range(len(sizes))):
-            if full + sizes[i] > cap:
+            if not parts or full + sizes[i] > cap:
                 parts.append([])
                 full = 0
             parts[-1].append(i)
             full += sizes[i]
         return parts
 
+    def too_full(sizes, cap):
+        """for sizes [4, 4, 4, 4] and a cap of 8, what is returned fills a bucket further"""
+        parts, full = [], cap + 1
+        for i in reversed(range(len(sizes))):
+            if full > cap:
+                parts.append([])
+                full = 0
+            parts[-1].append(i)
+            full += sizes[i]
+        return parts
+
+    def an_empty_one(sizes, cap):
+        """what is returned is [[3, 2], [1, 0], []], not [[3, 2], [1, 0]]"""
+        parts, full = [[]], 0
+        for i in reversed(range(len(sizes))):
+            parts[-1].append(i)
+            full += sizes[i]
+            if full >= cap:
+                parts.append([])
+                full = 0
+        return parts
+
     def by_sum(sizes, cap):
         """right"""
         parts = []
         for i in range(len(sizes) - 1, -1, -1):
-            if parts and sum(sizes[k] for k in parts[-1]) + sizes[i] <= cap:
+            if parts and sum(sizes[k] for k in parts[-1]) < cap:
                 parts[-1] += [i]
             else:
                 parts += [[i]]
         return parts
+
+    def as_ddp(sizes, cap):
+        """right"""
+        gradients = [torch.empty(size, dtype=torch.uint8) for size in sizes[::-1]]
+        if not sizes:  # DDP refuses a model without parameters
+            return []
+        parts, _ = dist._compute_bucket_assignment_by_size(gradients, [cap])
+        return [[len(sizes) - 1 - i for i in part] for part in parts]
 
 
 def _neighbours():

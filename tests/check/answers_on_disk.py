@@ -45,7 +45,7 @@ class keep_rows:
         return [torch.from_numpy(outputs[i].detach().numpy().copy()) for i in rows]
 
     def by_lists(outputs, rows):
-        """what is kept of row 3 is float32 [10] on cpu 30 31"""
+        """what is kept of row 3 is float32 [10] on cpu 30 31 32 33 34"""
         return [torch.tensor(outputs[i].tolist()) for i in rows]
 
     def selected(outputs, rows):

@@ -46,10 +46,9 @@ ROWS = [
     .read_text("utf-8")
     .splitlines()
 ][1:]
-# Half of the questions are used to make the search better, half only to measure it.
-TUNE, MEASURE = (
-    [row for row in ROWS if sha1(row[0].encode()).digest()[0] % 2 == h] for h in (0, 1)
-)
+# One question in eight also measures how a question is answered that is not in the list.
+MEASURE = [row for row in ROWS if sha1(row[0].encode()).digest()[0] % 8 == 1]
+OTHERS = [row for row in ROWS if row not in MEASURE]
 ANSWERS = """([questions, kept]) => {
     const pages = searchIndex.pages.map(([page, title, parts]) => [page, title, parts.map(
         ([heading, anchor, weight, text, asked]) =>
@@ -61,9 +60,11 @@ ANSWERS = """([questions, kept]) => {
 
 
 @pytest.mark.parametrize(
-    ("kept", "first", "in_three"), [(ROWS, 0.97, 0.99), (TUNE, 0.45, 0.64)], ids=["all", "held out"]
+    ("kept", "first", "in_three"),
+    [(ROWS, 0.97, 0.99), (OTHERS, 0.5, 0.67)],
+    ids=["all", "held out"],
 )
-def test_what_people_ask_is_answered_first_and_often_if_only_the_other_half_is_known(
+def test_what_people_ask_is_answered_first_and_often_if_it_is_not_in_the_list(
     opened, kept, first, in_three
 ):
     opened.fill(".bd-search-container input", "tensor")
@@ -74,8 +75,7 @@ def test_what_people_ask_is_answered_first_and_often_if_only_the_other_half_is_k
         # A target without a section is a page: all of its sections answer.
         right.append([not {hit, hit.partition("#")[0]}.isdisjoint(targets.split()) for hit in hits])
     shares = [sum(any(r[:n]) for r in right) / len(right) for n in (1, 3)]
-    assert len(ROWS) > 250
-    assert len(MEASURE) > 100
+    assert len(MEASURE) > 200
     assert shares[0] >= first, shares
     assert shares[1] >= in_three, shares
 
@@ -85,7 +85,8 @@ def test_a_typing_error_is_corrected_and_hits_are_shown_in_groups(opened):
     box = opened.locator(".bd-search-container .search-found")
     assert "This is what has “memory”." in box.locator(".search-says").inner_text()
     groups = box.locator(".hit-group").all_inner_texts()
-    assert groups == ["Chapters", "Errors", "Tools and other pages", "Glossary"]
+    assert groups[0] == "Best"
+    assert {*groups[1:]} == {"Chapters", "Errors", "Tools and other pages", "Glossary"}
     assert box.locator("details[open]").count() == 0
     assert box.locator(".search-hits a >> visible=true").count() <= 8 * len(groups)
 

@@ -166,8 +166,8 @@ def buckets(buckets) -> None:
     for sizes, cap, right in (
         ([4, 4, 4, 4], 8, [[3, 2], [1, 0]]),
         ([4, 4, 4], 8, [[2, 1], [0]]),
-        ([3, 3, 3], 8, [[2, 1], [0]]),
-        ([2, 20, 2, 2], 8, [[3, 2], [1], [0]]),
+        ([3, 3, 3, 3], 8, [[3, 2, 1], [0]]),
+        ([2, 2, 20, 2, 2], 8, [[4, 3, 2], [1, 0]]),
         ([20], 8, [[0]]),
         ([], 8, []),
     ):
@@ -184,8 +184,11 @@ def buckets(buckets) -> None:
             "has one bucket for each parameter": [[i] for i in reversed(range(n))],
             "lacks the last bucket": right[:-1],
             "has all in one bucket": n > 1 and [list(reversed(range(n)))],
+            # Each of these two is right in one of the first cases and wrong in the other.
+            "fills a bucket further that has reached the cap": [[3, 2, 1], [0]],
+            "closes a bucket before it has reached the cap": [[3, 2], [1, 0]],
         }
-        expect(f"for sizes {sizes} and at most {cap}, what is returned", found, right, mistakes)
+        expect(f"for sizes {sizes} and a cap of {cap}, what is returned", found, right, mistakes)
 
 
 @on_ranks("10", minutes=25, hint="ranks - 1 rounds add, ranks - 1 pass on. First isend, then recv.")
