@@ -34,7 +34,7 @@ def test_a_notebook_was_run_from_top_to_bottom_and_names_its_machine(name):
     assert counts == list(range(1, len(counts) + 1)), "run make refresh"
     assert any(cell.outputs for cell in code_cells(name))
     run = NOTEBOOKS[name].metadata.get("run", {})
-    assert {"machine", "torch", "cpu"} <= set(run), "run make refresh"
+    assert {"date", "machine", "torch", "cpu"} <= set(run), "run make refresh"
 
 
 @every_notebook

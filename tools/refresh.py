@@ -1,13 +1,14 @@
 """Run the chapters in order, each in a clean kernel, and write them back normalised.
 
 ``make refresh`` calls this. A diff then shows only what changed: cell ids depend on a cell's place
-(in the error clinic, on its entry), metadata says nothing but where the outputs come from,
+(in the error clinic, on its entry), metadata says nothing but where and when the outputs were made,
 neighbouring stream outputs are merged, and the traceback of a cell that fails on purpose keeps the
 frames of the page and the whole message.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import sys
@@ -74,7 +75,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
     try:
         client.execute()
     finally:
-        notebook.metadata = nbformat.from_dict(METADATA | {"run": machine_facts()})
+        run = machine_facts() | {"date": datetime.date.today().isoformat()}
+        notebook.metadata = nbformat.from_dict(METADATA | {"run": run})
         notebook.nbformat, notebook.nbformat_minor = 4, 5
         for cell in notebook.cells:
             cell.source = cell.source.rstrip()

@@ -1,13 +1,15 @@
 """Pictures of ``book/figures`` become part of the page, which an ``<img>`` is not.
 
 There they take the colour of the text, so they follow the theme, and their words can be found and
-selected. The frame is that of the figures that cells draw: `torchladder.showing.Svg`.
+selected. The frame is that of the figures that cells draw: `torchladder.showing.Svg`. In place of a
+picture, a template of the same name is shown where there is one: it goes step by step.
 """
 
 import re
 from html import escape
 from pathlib import Path
 
+from controls import TEMPLATES
 from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
@@ -27,8 +29,12 @@ class InlineSvg(SphinxPostTransform):
             if not isinstance(image.parent, nodes.paragraph) or len(image.parent) > 1:
                 LOGGER.warning("a picture needs a paragraph of its own", location=image)
                 continue
-            svg = Path(self.app.srcdir, image["uri"]).read_text(encoding="utf-8").strip()
-            html = FRAME.format(escape(image.get("alt", "")), svg)
+            file = Path(self.app.srcdir, image["uri"])
+            if (steps := file.with_suffix(".html")).exists():
+                html = TEMPLATES.from_string(steps.read_text(encoding="utf-8")).render()
+            else:
+                svg = file.read_text(encoding="utf-8").strip()
+                html = FRAME.format(escape(image.get("alt", "")), svg)
             image.parent.replace_self(nodes.raw("", html, format="html"))
 
 

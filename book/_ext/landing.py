@@ -18,6 +18,7 @@ from pathlib import Path
 from controls import raw, rendered
 from docutils import nodes
 from error_clinic import note_catalogue
+from recorded_runs import day
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from torchclinic import errors, will_it_fit
@@ -98,7 +99,7 @@ class Rungs(SphinxDirective):
             f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
             for line in new_lines(*lines)
         )
-        return [*parts, raw(f'<pre tabindex="0">{code}</pre></div>')]
+        return [*parts, raw(f'<div class="highlight"><pre tabindex="0">{code}</pre></div></div>')]
 
 
 def row(rung, below):
@@ -136,9 +137,10 @@ class Routes(SphinxDirective):
             tasks = sum(map(int, re.findall(r"### Exercise .*\((\d+) minutes\)", "".join(texts))))
             for file in files:
                 self.env.note_dependency(str(file))
-            links = " → ".join(f"[](../notebooks/{file.stem}.ipynb)" for file in files)
-            lines.append(f"| **{name}** | {links} | {read / 60:.1f} + {tasks / 60:.1f} |")
-        head = "| | read, in this order | hours to read + exercises |\n| --- | --- | --- |\n"
+            links = " →\N{NO-BREAK SPACE}".join(f"[](/notebooks/{file.name})" for file in files)
+            hours = f"{read / 60:.1f} h + {tasks / 60:.1f} h of exercises"
+            lines.append(f"| **{name}** | {links} | {hours} |")
+        head = "| | read, in this order | time |\n| --- | --- | --- |\n"
         return self.parse_text_to_nodes(head + "\n".join(lines))
 
 
@@ -147,6 +149,8 @@ class Count(SphinxRole):
         note_catalogue(self.env)
         chapters = Path(self.env.app.srcdir, "notebooks").glob("[0-9]*.ipynb")
         counts = {"chapters": len(list(chapters)), "errors": len(errors.catalogue())}
+        runs = [run for name, run in self.env.app.chapters_run.items() if name[:2].isdigit()]
+        counts["run"] = day(max(runs, key=lambda run: run["date"]))
         return [nodes.Text(str(counts[self.text]))], []
 
 

@@ -9,6 +9,7 @@ and what ran elsewhere (``machines``). Of these machines, Sphinx's ``only`` know
 
 import json
 import re
+from datetime import date
 from html import escape
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def run_and_chapter(app, page):
     """``("1xH200", "05_rung_1_cpu")`` for a page of a recorded run, else None."""
     folder, machine, chapter = (*page.split("/", 2), "", "")[:3]
     return (machine, chapter) if folder == "runs" and machine in app.recorded_runs else None
+
+
+def day(facts):
+    return f"{date.fromisoformat(facts['date']):%-d %B %Y}" if "date" in facts else "no date noted"
 
 
 def label(machine):
@@ -101,13 +106,14 @@ def link_runs(app, page, template, context, doctree):
     if not doctree or not (found or page.startswith("notebooks/")):
         return
     chapter = page.rpartition("/")[2]
+    facts = app.recorded_runs[found[0]] if found else app.chapters_run.get(chapter, {})
     own = app.chapters_run.get(chapter, {}).get("machine")
     pages = {f"notebooks/{chapter}": label(own)} if own else {}
     for machine in app.recorded_runs:
         if there := recorded(app, machine).get(chapter):
             pages[there] = label(machine)
     links = [
-        f"{escape(words)} (this page)"
+        f"{escape(words)} (this page, {day(facts)}, PyTorch {facts['torch'].partition('+')[0]})"
         if target == page
         else f'<a href="{context["pathto"](target)}">{escape(words)}</a>'
         for target, words in pages.items()

@@ -114,16 +114,6 @@ def add_description(context, text):
     )
 
 
-def shorten_contents(app, page, template, context, doctree):
-    """*On this page* of the error clinic: the names of its entries, for whole messages fill it."""
-    if page.startswith("notebooks/errors_"):
-        context["toc"] = re.sub(
-            r'(<a [^>]*href="#([\w-]+)")>(.*?)</a>',
-            lambda a: f'{a[1]} title="{re.sub("<[^>]*>", "", a[3])}">{a[2].replace("-", " ")}</a>',
-            context["toc"],
-        )
-
-
 def keep_description(app, doctree):
     for meta in doctree.findall(nodes.meta):
         app.env.metadata[app.env.docname][meta.get("name")] = meta["content"]
@@ -152,11 +142,11 @@ def light_without_scripts(app, exception):
 
 
 def define_terms(app, page, template, context, doctree):
-    """A link into the glossary shows the definition where the mouse rests, without a script."""
+    """A link into the glossary brings its definition along: torchladder.js shows it."""
     if doctree:
         context["body"] = re.sub(
             r'(href="[^"]*\bglossary\.html#([\w-]+)")(?=>)',
-            lambda link: f'{link[1]} title="{escape(definitions(app.env).get(link[2], ""))}"',
+            lambda link: f'{link[1]} aria-description="{definitions(app.env).get(link[2], "")}"',
             # In docutils' list of references each has a role that a list may not hold.
             context["body"].replace('role="doc-biblioentry"', 'role="listitem"'),
         )
@@ -166,7 +156,8 @@ def define_terms(app, page, template, context, doctree):
 def definitions(env):
     """The first paragraph of each term, by its anchor."""
     sections = env.get_doctree("book/glossary").findall(nodes.section)
-    return {part["ids"][0]: part.next_node(nodes.paragraph).astext() for part in sections}
+    told = {part["ids"][0]: part.next_node(nodes.paragraph).astext() for part in sections}
+    return {name: escape(" ".join(text.split())) for name, text in told.items()}
 
 
 def digest_of_looks():
@@ -175,7 +166,8 @@ def digest_of_looks():
     # Sphinx notices a change in only one of the two files of a diff: hence rungs/;
     # and no change of what the numbers of book/_ext/measured.py come from.
     numbers = ("src/torchclinic/will_it_fit.py", "book/will_it_fit.md", "benchmarks/measured_by*")
-    parts = ("book/_ext/*.py", "book/_static/*", "book/search/*", "rungs/*.py", *numbers)
+    looks = ("book/_ext/*.*", "book/_static/*", "book/_templates/*.html", "book/figures/*.html")
+    parts = (*looks, "book/search/*", "rungs/*.py", *numbers)
     files = sorted(file for part in parts for file in root.glob(part))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -187,7 +179,7 @@ def setup(app):
     app.add_node(ChapterCard, html=(lambda self, node: None, lambda self, node: None))
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
-    for change in (add_files, describe, shorten_contents, define_terms):
+    for change in (add_files, describe, define_terms):
         app.connect("html-page-context", change)
     app.connect("doctree-read", gather_card)
     app.connect("doctree-read", keep_description)

@@ -1,5 +1,11 @@
-// A log that is pasted here is answered on the page of the error clinic: this tab takes it there.
-document.getElementById("paste").addEventListener("input", ({ target }) => {
-  sessionStorage.setItem("log", target.value);
-  location.href = target.dataset.clinic;
-});
+// A log that is pasted here is answered on the page of the error clinic: this tab takes it there. What is
+// typed waits for the button.
+const paste = one("#paste");
+
+function explain() {
+  sessionStorage.setItem("log", paste.value);
+  location.href = `${paste.dataset.clinic}#found`;
+}
+
+paste.addEventListener("input", ({ inputType }) => /Paste|Drop/.test(inputType) && explain());
+one("#explain").addEventListener("click", explain);

@@ -37,14 +37,37 @@ document.addEventListener("DOMContentLoaded", () => {
 function showCurrent() {
   const scroller = one("#pst-primary-sidebar-modal[open]") ?? one(".bd-sidebar-primary");
   const link = all("a.current", scroller).at(-1);
-  if (!link) return;
+  if (!link) return void (scroller.scrollTop = 0); // the page for dead links is not in it
   const [box, at] = [scroller.getBoundingClientRect(), link.getBoundingClientRect()];
   if (at.top < box.top || at.bottom > box.bottom) scroller.scrollTop += at.top - box.top - box.height / 3;
 }
 
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 
-document.addEventListener("click", ({ target }) => {
-  if (target.closest(".primary-toggle")) setTimeout(showCurrent, 100); // when it is open
-  target.closest("dialog a[href^='#']")?.closest("dialog").close(); // the page has gone there
+// A term's definition: under the mouse, at the keyboard's focus, at a first tap; a second one follows the link.
+const definition = make("span", "definition");
+definition.popover = "auto"; // the browser closes it at Escape and at a tap elsewhere
+let firstTap;
+
+function define({ type, target, pointerType }) {
+  const term = target.closest?.("a[aria-description]");
+  const shown = definition.matches(":popover-open") && definition.previousSibling;
+  if (type === "pointerdown") firstTap = pointerType === "touch" && term !== shown && term;
+  else if (term && term !== shown && pointerType !== "touch") {
+    const more = Object.assign(make("a", "", "In the glossary"), { href: term.href, tabIndex: -1 });
+    definition.replaceChildren(`${term.getAttribute("aria-description")} `, more);
+    term.after(definition);
+    definition.showPopover({ source: term }); // and so below it
+  } else if (!term && shown !== document.activeElement && !definition.contains(target)) definition.hidePopover();
+}
+
+for (const type of ["pointerdown", "pointerover", "focusin"]) addEventListener(type, define);
+
+addEventListener("click", (event) => {
+  const link = event.target.closest("a, .primary-toggle");
+  if (link && link === firstTap) {
+    event.preventDefault();
+    define({ target: link });
+  } else if (link?.matches("button")) setTimeout(showCurrent, 100); // when it is open
+  else if (link?.matches("dialog a[href^='#']")) link.closest("dialog").close(); // the page has gone there
 }, true); // before the theme stops the event

@@ -444,12 +444,10 @@
   const spoken = make("p", { class: "visually-hidden", role: "status" });
   const message = make("p", { class: "control-error", role: "status", "data-verdict": "close" });
   one(".calculator").before(spoken, message);
-  all(".controls, .memory-figure, .speed-figure").forEach((part) => (part.hidden = false));
   for (const example of all("[data-settings]")) {
     const link = make("a", { href: `#${example.dataset.settings}` });
     link.append(...example.childNodes);
     example.append(link);
-    example.hidden = false;
   }
   document.addEventListener("input", change);
   addEventListener("hashchange", () => {

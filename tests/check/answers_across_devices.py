@@ -224,7 +224,7 @@ class idle_gpu_only:
         return environ | {"CUDA_VISIBLE_DEVICES": str(idle)}
 
     def in_place(text, environ):
-        """the environment that you were given, afterwards, is ... '7'"""
+        """the environment that you were given, afterwards, is {"""
         idle = min(fields(text), key=lambda gpu: gpu[1:])[0]
         environ.update(CUDA_VISIBLE_DEVICES=str(idle), CUDA_DEVICE_ORDER="PCI_BUS_ID")
         return environ

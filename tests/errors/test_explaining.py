@@ -115,7 +115,7 @@ def test_with_json_the_same_answer_has_a_form_for_programs(explain):
         "rank": "rank 1", "file": "", "kind": "error", "message": entry.message,
         "cause": errors._without_links(entry.cause).strip(),
         "fix": errors._without_links(entry.fix).strip(), "title": entry.title,
-        "url": "https://a.example/book/notebooks/errors_files.html#module-prefix",
+        "url": "https://a.example/book/notebooks/errors_states.html#module-prefix",
     }  # fmt: skip
     (asked,) = told(entry.id, given=b"")["matches"]
     assert asked == match | {"line": None, "text": "", "rank": ""}

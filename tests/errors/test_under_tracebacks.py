@@ -60,7 +60,7 @@ def test_the_link_is_there_only_where_the_notebook_of_the_entry_is(tmp_path):
         for folder in (tmp_path, Path(__file__).parents[2] / "notebooks"):
             errors._show(errors.catalogue()["module-prefix"], folder)
     assert [data["text/plain"] for data in shown] == [THE_LINE] * 2
-    link = "errors_files.ipynb#module-prefix"
+    link = "errors_states.ipynb#module-prefix"
     assert [link in data["text/markdown"] for data in shown] == [False, True]
 
 

@@ -23,6 +23,11 @@ KINDS = (
 
 pytestmark = pytest.mark.slow
 
+# How wide the page is, and how small its smallest code in view
+WIDE_AND_SMALL = """() => [document.documentElement.scrollWidth, Math.min(99,
+    ...[...document.querySelectorAll('.bd-article pre')].filter(e => e.checkVisibility())
+    .map(e => parseFloat(getComputedStyle(e).fontSize)))]"""
+
 # The page hears a little later that the system has another theme.
 THEME = """async (theme) => {
     for (let i = 0; i < 50 && document.documentElement.dataset.theme != theme; i++)
@@ -78,6 +83,47 @@ def test_a_page_of_each_kind_asks_nobody_fits_the_window_and_keeps_no_reader_out
     assert errors == []
     page.evaluate(ONE_OF_A_KIND)
     assert_axe_finds_nothing(page, axe)
+    page.close()
+
+
+def test_no_page_scrolls_sideways_and_code_is_large_enough_at_any_width(browser, address, pages):
+    page = browser.new_page(reduced_motion="reduce")
+    wrong = {}
+    for name in set(pages) - {"index.html"}:  # which leads on
+        page.goto(address + name)
+        for width in (320, 390, 620, 640, 768, 1000, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            wide, small = page.evaluate(WIDE_AND_SMALL)
+            if wide > width or small < 13.5:
+                wrong[name, width] = wide, small
+    assert wrong == {}
+    page.close()
+
+
+def test_a_term_is_defined_under_the_mouse_at_the_focus_and_at_a_first_tap(browser, address):
+    page = browser.new_page(viewport={"width": 390, "height": 844}, has_touch=True)
+    page.goto(f"{address}notebooks/10_inside_ddp.html")
+    term, shown = page.locator("a[href$='glossary.html#rank']").first, page.locator(".definition")
+    for show in (term.hover, term.focus, term.tap):
+        show()
+        assert shown.inner_text().startswith("One of the processes"), show
+        page.keyboard.press("Escape")
+        page.mouse.move(0, 0)
+        page.evaluate("document.activeElement.blur()")
+        assert not shown.is_visible(), show
+    term.tap()
+    with page.expect_navigation(url="**/glossary.html#rank"):
+        term.tap()
+    page.close()
+
+
+def test_the_ring_goes_round_by_round_without_a_script_and_ends_with_the_sum(browser, address):
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(f"{address}notebooks/10_inside_ddp.html")
+    for rounds, sums in enumerate((0, 0, 0, 4, 8, 12, 16)):
+        assert page.locator(".ring-step:visible td.whole").all_inner_texts() == ["1111"] * sums
+        if rounds < 6:
+            page.locator(".ring-step:visible").get_by_text("Next").click()
     page.close()
 
 

@@ -25,7 +25,9 @@ def test_the_ladder_says_what_the_formulas_give():
 @pytest.mark.slow
 def test_a_log_that_is_pasted_is_answered_on_the_page_of_the_error_clinic(opened):
     opened.goto(opened.address)
-    opened.fill("#paste", "ValueError: optimizer got an empty parameter list")
+    opened.fill("#paste", "ValueError: optimizer got an empty parameter list")  # as if typed
+    assert opened.url == opened.address
+    opened.get_by_role("button", name="Explain").click()
     opened.wait_for_selector("#found a[href$='errors_training.html#empty-parameters']")
     assert opened.input_value("#log").startswith("ValueError")
 

@@ -139,7 +139,7 @@ def test_the_tables_are_what_the_script_shows(page, site):
         assert shown == numbers.split(" | ")
     assert len(cases) >= 5
     # Without a script, the fields are hidden and the formulas there.
-    assert all(form.has_attr("hidden") for form in still.select(".controls"))
+    assert all("pst-js-only" in form["class"] for form in still.select(".controls"))
     assert "need JavaScript" in still.select_one("article noscript").text
     assert "def memory_per_gpu" in still.text
 

@@ -220,7 +220,7 @@ def _short(*values: object) -> list[str]:
     """Each value in few characters: those where they differ, if they begin alike."""
     texts = [*map(_text, values)]
     at = [*(a == b for a, b in zip(*texts, strict=False)), False].index(False)
-    begin = max(texts[0].rfind(" ", 0, at) + 1, at - 40) if at > 40 else 0
+    begin = max(texts[0].rfind(" ", 0, at) + 1, at - 40) if at > 50 else 0
     texts = ["... " * (begin > 0) + text[begin:] for text in texts]
     return [text if len(text) <= 60 else text[:57] + "..." for text in texts]
 
