@@ -106,7 +106,7 @@ def test_a_term_is_defined_under_the_mouse_at_the_focus_and_at_a_first_tap(brows
     term, shown = page.locator("a[href$='glossary.html#rank']").first, page.locator(".definition")
     for show in (term.hover, term.focus, term.tap):
         show()
-        assert shown.inner_text().startswith("One of the processes"), show
+        assert shown.inner_text().startswith("The number of a process"), show
         page.keyboard.press("Escape")
         page.mouse.move(0, 0)
         page.evaluate("document.activeElement.blur()")

@@ -36,6 +36,7 @@ def published(tmp_path_factory):
     own = {name: SETTINGS[name] for name in SETTINGS if name.startswith(("ogp", "sitemap", "notf"))}
     own |= {"html_title": "A small book", "html_static_path": [str(ROOT / "book/_static")]}
     own |= {"redirects": {"old/name": "../book/new.html"}}
+    own |= {"templates_path": [str(ROOT / "book/_templates")]}
     own["extensions"] = ["myst_nb", "sphinx_sitemap", "notfound.extension"]
     own["extensions"] += ["sphinxext.opengraph", "sphinx_reredirects", "site_pages"]
     own["extensions"] += ["recorded_runs", "chapter_buttons", "error_clinic", "search"]
@@ -74,6 +75,7 @@ def test_a_book_without_our_pages_has_nothing_that_leads_to_them(published):
 def test_a_page_that_moved_leads_on_and_dead_links_find_the_book_at_any_depth(published):
     assert "../book/new.html" in (published / "old/name.html").read_text()
     page = parsed(published / "404.html")
+    assert page.select_one("article form")["action"] == "/book/search.html"
     dead = f"{SITE}no/such/page/at/all.html"
     targets = {link["href"] for link in page.select("a[href]:not([href^='#'], [href^='http'])")}
     assert targets
