@@ -169,7 +169,7 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     for _ in ("Try an example", "files", "the message"):
         page.keyboard.press("Tab")
     focused = page.locator(":focus")
-    assert focused.get_attribute("href").endswith(f"errors_files.html#{PREFIXED}")
+    assert focused.get_attribute("href").endswith(f"errors_states.html#{PREFIXED}")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     match.locator("summary").press("Enter")
     told = match.inner_text()
