@@ -322,7 +322,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     also = "\n".join(["Also in your log:", *map(_also, others)])
     where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
     told = [
-        NOTICE if only_notices(log, found) else "",
+        NOTICE if _only_notices(log, found) else "",
         _filled(f"In {first.file or 'your log'}, line", where),
         _wrapped(_first_to_fail(_without_colours(log))),
         _heading(error),
@@ -335,7 +335,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     return "\n\n".join(filter(None, told))
 
 
-def only_notices(log: str, found: list[Match]) -> bool:
+def _only_notices(log: str, found: list[Match]) -> bool:
     """Whether `found` are warnings, and the log has no sign of an error but in their lines."""
     patterns = [pattern for match in found for pattern in _patterns(match.error.id)]
     lines = _signs(log)

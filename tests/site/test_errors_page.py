@@ -123,7 +123,7 @@ def test_the_script_finds_what_the_package_finds(page):
             [[match.error.id, match.line] for match in found],
             errors.other_program(log),
             errors._signs(log),
-            errors.only_notices(log, found),
+            errors._only_notices(log, found),
         ]
         for log, found in ((log, errors.find(log)) for log in cases)
     ]
