@@ -299,11 +299,12 @@ class Held:
         return f"{in_bytes(self.bytes)} in {self.count} x {self.kind}: {self.holder}"
 
 
-def held_tensors(most: int = 10) -> list[Held]:
+def held_tensors(most: int = 10, like: str = "") -> list[Held]:
     """The tensors that Python holds in any thread, alike ones as a group, the largest groups first.
 
-    Call it twice, some steps or requests apart: what has grown is the leak. What a graph has saved
-    is held by C++ and not listed; the tensors that hold a graph are.
+    Call it twice, some steps or requests apart: what has grown is the leak. `like` narrows the
+    list to kinds with these words: ``"graph"``, ``"cuda:1"``, a shape. What a graph has saved is
+    held by C++ and not listed; the tensors that hold a graph are.
 
     Examples
     --------
@@ -318,6 +319,7 @@ def held_tensors(most: int = 10) -> list[Held]:
         if issubclass(type(tensor), Tensor):  # isinstance would ask a proxy, which may do anything
             groups.setdefault(_kind(tensor), []).append(tensor)
     del tensor
+    groups = {kind: tensors for kind, tensors in groups.items() if like in kind}
     size = {kind: _memory(tensors) for kind, tensors in groups.items()}
     frames = [*_callers(sys._getframe(1))]
     own = {sys._getframe(), *frames}
