@@ -66,12 +66,14 @@
     return words.filter((text) => text.length > 3);
   }
 
-  /** What to do, of several cases first those whose heads quote what the log holds. */
+  /** What to do: before all else those of several cases whose heads quote what the log holds. */
   function cure(id, text) {
     const fix = copyOf(id, "fix");
-    const cases = all(":scope > ul:first-of-type > li", fix);
-    const other = (item) => !holds(text, quoted(item));
-    cases.sort((a, b) => other(a) - other(b)).forEach((item) => item.parentNode.append(item));
+    const ours = all(":scope > ul:first-of-type > li", fix).filter((item) => holds(text, quoted(item)));
+    if (ours.length > 0) {
+      one("p", fix).prepend(phrase("otherwise"), " ");
+      fix.prepend(make("ul", "", ...ours));
+    }
     return fix;
   }
 

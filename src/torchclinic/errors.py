@@ -353,18 +353,22 @@ def _signs(log: str) -> list[str]:
 
 
 def _this_case_first(fix: str, log: str) -> str:
-    """Of several cases first those whose heads, up to the colon, quote what the log holds."""
+    """Before all else those of several cases whose heads, up to the colon, quote the log."""
     if not (found := re.search(r"(?:^- .*\n?(?:^  .*\n?)*)+", fix, re.MULTILINE)):
         return fix
     squeezed = "".join(_squeeze(log))
 
-    def other(case: str) -> bool:
+    def quotes_the_log(case: str) -> bool:
         head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)[0]
         quoted = re.findall("`([^`]{4,})`", head)
-        return not any("".join(_squeeze(words)) in squeezed for words in quoted)
+        return any("".join(_squeeze(words)) in squeezed for words in quoted)
 
     cases = re.split(r"\n(?=- )", found[0].rstrip("\n"))
-    return fix[: found.start()] + "\n".join(sorted(cases, key=other)) + fix[found.end() - 1 :]
+    if not (ours := [case for case in cases if quotes_the_log(case)]):
+        return fix
+    others = "\n".join(case for case in cases if case not in ours)
+    before, after = fix[: found.start()], fix[found.end() - 1 :]
+    return "\n".join(ours) + f"\n\nOtherwise: {before}{others}{after}"
 
 
 FOLLOWS = {
@@ -421,7 +425,8 @@ def _filled(title: str, text: str) -> str:
     """Paragraphs of Markdown as lines of a terminal's width; links within the book, as words."""
     if not text.strip():
         return ""
-    paragraphs = re.split(r"\n\s*\n", _without_links(f"{title} {text.strip()}"))
+    below = "\n\n" if text.startswith("- ") else " "
+    paragraphs = re.split(r"\n\s*\n", _without_links(f"{title}{below}{text.strip()}"))
     return "\n\n".join(map(_as_lines, paragraphs))
 
 
