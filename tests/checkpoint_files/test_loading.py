@@ -4,9 +4,12 @@ import pytest
 import torch
 from kinds_of_files import Counting, saved
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel
 
 from torchclinic.checkpoint_files import CheckpointError, load_into
+from torchladder.launching import launch
 
 
 def test_what_does_not_fit_is_an_error_that_changes_nothing_or_is_left_out_on_request():
@@ -36,6 +39,20 @@ def test_a_model_on_the_meta_device_is_refused():
         model = nn.Linear(2, 1)
     with pytest.raises(CheckpointError, match="to_empty"):
         load_into(model, nn.Linear(2, 1).state_dict())
+
+
+def with_a_sharded_part():
+    mesh = init_device_mesh("cpu", (1,))
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+    fully_shard(model[1], mesh=mesh)
+    before = model[0].weight.clone()
+    with pytest.raises(CheckpointError, match=r"'1\.weight' is sharded\. torch.*full_state_dict"):
+        load_into(model, nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)).state_dict())
+    return torch.equal(model[0].weight, before)
+
+
+def test_a_model_with_a_sharded_part_is_refused_and_stays_as_it_was():
+    assert launch(with_a_sharded_part, world_size=1, backend="gloo") == [True]
 
 
 def test_a_model_with_extra_state_loads_its_own_state_dict(tmp_path):

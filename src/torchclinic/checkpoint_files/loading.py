@@ -26,8 +26,8 @@ def load_into(
     Parameters
     ----------
     model : Module
-        May be in DataParallel, DistributedDataParallel or ``torch.compile``. It keeps its devices
-        and dtypes. If this raises, it is as it was.
+        May be in DataParallel, DistributedDataParallel or ``torch.compile``; not under
+        ``fully_shard``. It keeps its devices and dtypes. If this raises, it is as it was.
     source : path or dict
         A checkpoint of any kind that `inspect_checkpoint` knows, or a state dict.
     strict : bool
@@ -70,6 +70,12 @@ def load_into(
         raise CheckpointError(
             f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
             "model.to_empty(device=...) first."
+        )
+    if sharded := [k for k, value in ours.items() if hasattr(value, "full_tensor")]:  # a DTensor
+        raise CheckpointError(
+            f"{type(plain).__name__}: {sharded[0]!r} is sharded. torch.distributed.checkpoint."
+            "state_dict.set_model_state_dict(model, weights, options=StateDictOptions("
+            "full_state_dict=True)) loads whole weights into it."
         )
     found = match_model(where, values, plain)
     if found.problems() and (strict or not found.names):
