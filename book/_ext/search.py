@@ -35,7 +35,7 @@ HIDDEN = re.compile(r"(?s)<(style|script|svg)\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
 # What search.js says, with gaps.
 WORDS = {
-    "some": "Sections: {count}",
+    "some": "The best of {count} sections.",
     "part": "No section has all of these words; {count} have most of them.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",

@@ -5,6 +5,7 @@
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
+  const IN_SIGHT = 400; // pixels of an answer that are enough
   // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
   const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
@@ -128,8 +129,14 @@
   log.addEventListener("input", () => {
     clearTimeout(waiting);
     const typed = Math.abs(log.value.length - answered.length) < TYPED;
-    if (typed) waiting = setTimeout(showAnswer, PAUSE);
-    else showAnswer();
+    if (typed) {
+      waiting = setTimeout(showAnswer, PAUSE);
+      return;
+    }
+    showAnswer();
+    if (!found.hasChildNodes() || innerHeight - found.getBoundingClientRect().top > IN_SIGHT) return;
+    log.blur(); // or a phone's keyboard stands where the answer is
+    found.scrollIntoView();
   });
 
   const example = make("button", "try-example", phrase("example"));

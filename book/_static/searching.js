@@ -27,6 +27,7 @@ const searching = (pages, language, others) => {
     return (code > 96 && code < 123) || (code > 47 && code < 58);
   };
 
+  const ASKS_WHAT = /^(?:what(?:'s| is| are| does) |define |meaning of )?(?:an? |the )?(.+?)(?: meaning| definition| mean| stand for)?[?]?$/;
   const telling = (word) => word && !STOP.has(word);
   const known = new RegExp(`(${Object.keys(also).filter((word) => /\p{Script=Han}/u.test(word)).sort((a, b) => b.length - a.length).join("|")})`);
   const segmenter = Intl.Segmenter && new Intl.Segmenter(language, { granularity: "word" });
@@ -41,6 +42,7 @@ const searching = (pages, language, others) => {
     const clinic = /errors_\w+.html$/.test(page); // whose message stands below the heading
     return parts.map(([heading, anchor, weight, text, asked], place) => ({
       page, title, heading, anchor, weight, text, clinic,
+      defines: /glossary.html$/.test(page) ? fold(heading).split(/ ?[()]/) : [], // the term, its short form
       top: place > 0 ? 0 : /\/\d\d_rung/.test(page) ? 1.2 : /\/\d\d_/.test(page),
       asked: asked.map(fold)
         .map((text) => ({ text, length: text.split(" ").flatMap(split).filter(telling).length })),
@@ -161,14 +163,15 @@ const searching = (pages, language, others) => {
     if (right !== query && !meant) return find(right, right);
     const terms = [...typed, ...partsOf(typed)].filter(({ rare }) => rare < Infinity);
     const needed = terms.some(isRare) ? terms.filter(isRare) : terms;
+    const [, term] = query.match(ASKS_WHAT) ?? [];
     const hits = [];
     for (const [number, section] of sections.entries()) {
       const has = (term) => isIn(term, number) || term.found[number].title > 0;
       if (needed.some((term) => isIn(term, number)))
-        hits.push({ section, all: needed.filter(has).length, score: score(section, number, query, terms) });
+        hits.push({ section, all: needed.filter(has).length, score: score(section, number, query, terms), first: section.defines.includes(term) });
     }
     const most = Math.max(...hits.map(({ all }) => all));
-    const best = hits.sort((a, b) => b.score * b.all - a.score * a.all);
+    const best = hits.sort((a, b) => b.first - a.first || b.score * b.all - a.score * a.all);
     const whole = most === needed.length && terms.length === typed.length;
     return { hits: best.map(({ section }) => hit(section, query, needed)), whole, meant };
   }
@@ -203,13 +206,13 @@ const searching = (pages, language, others) => {
   }
 
   /** Of the paragraph or the code that has most of a query, what stands around it. */
-  function excerpt({ text }, query, terms) {
+  function excerpt({ text, defines }, query, terms) {
     const worth = (block) => terms.reduce((sum, term) => sum + (places(term, block).next().done ? 0 : term.rare), 0);
     const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) * (block.startsWith("\t") ? CODE : 1) + fold(block).includes(query) }));
-    const best = blocks.reduce((best, next) => (next.worth > best.worth ? next : best)).block;
+    const best = defines.length ? blocks[0].block : blocks.reduce((best, next) => (next.worth > best.worth ? next : best)).block;
     const code = best.startsWith("\t");
     const block = code ? best.slice(1) : best;
-    const start = startOf(block, matches(fold(block), query, terms)[0]?.[0] ?? 0);
+    const start = defines.length ? 0 : startOf(block, matches(fold(block), query, terms)[0]?.[0] ?? 0);
     const end = start + EXCERPT < block.length ? block.slice(0, start + EXCERPT).search(/\s\S*$/) : block.length;
     const parts = marked(block.slice(start, end), query, terms);
     return { code, parts: [[start > 0 ? "… " : "", false], ...parts, [end < block.length ? " …" : "", false]] };
