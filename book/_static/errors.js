@@ -135,7 +135,7 @@
     }
     showAnswer();
     if (!found.hasChildNodes() || innerHeight - found.getBoundingClientRect().top > IN_SIGHT) return;
-    log.blur(); // or a phone's keyboard stands where the answer is
+    if (matchMedia("(hover: none)").matches) log.blur(); // or a phone's keyboard is where the answer is
     found.scrollIntoView();
   });
 

@@ -27,7 +27,7 @@ const searching = (pages, language, others) => {
     return (code > 96 && code < 123) || (code > 47 && code < 58);
   };
 
-  const ASKS_WHAT = /^(?:what(?:'s| is| are| does) |define |meaning of )?(?:an? |the )?(.+?)(?: meaning| definition| mean| stand for)?[?]?$/;
+  const ASKS_WHAT = /^(?:(?:what(?:'s| is| are| does)|define|meaning of) (?:an? |the )?(.+?)(?: mean| stand for)?|(.+) (?:meaning|definition))[?]?$/;
   const telling = (word) => word && !STOP.has(word);
   const known = new RegExp(`(${Object.keys(also).filter((word) => /\p{Script=Han}/u.test(word)).sort((a, b) => b.length - a.length).join("|")})`);
   const segmenter = Intl.Segmenter && new Intl.Segmenter(language, { granularity: "word" });
@@ -163,7 +163,7 @@ const searching = (pages, language, others) => {
     if (right !== query && !meant) return find(right, right);
     const terms = [...typed, ...partsOf(typed)].filter(({ rare }) => rare < Infinity);
     const needed = terms.some(isRare) ? terms.filter(isRare) : terms;
-    const [, term] = query.match(ASKS_WHAT) ?? [];
+    const [, what, term = what] = query.match(ASKS_WHAT) ?? [];
     const hits = [];
     for (const [number, section] of sections.entries()) {
       const has = (term) => isIn(term, number) || term.found[number].title > 0;
