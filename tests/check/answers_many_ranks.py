@@ -188,7 +188,7 @@ class accuracy_over_ranks:
         return right / max(count, 1)
 
     def of_own_count(right, count):
-        """the accuracy is 0.1875, not 0.230769"""
+        """, not 0.230769"""
         dist.all_reduce(right)
         return right / max(count * dist.get_world_size(), 1)
 
