@@ -57,20 +57,24 @@
     return make("p", "log-line", make("span", "", phrase("line", { line: number })), code);
   }
 
-  /** The words that the head of a case quotes: up to its first colon. */
+  /** The words that the head of a case, up to its first colon, quotes: those between two commas together. */
   function quoted(item) {
-    const words = [];
+    const parts = [[]];
     for (const node of (one("p", item) ?? item).childNodes) {
-      if (node.nodeName === "CODE") words.push(node.textContent);
-      else if (/:(\s|$)/.test(node.textContent)) break;
+      const text = node.textContent;
+      if (node.nodeName !== "CODE") {
+        if (text.split(/:(?:\s|$)/)[0].includes(",")) parts.push([]);
+        if (/:(\s|$)/.test(text)) break;
+      } else if (text.length > 3 && /[A-Za-z]/.test(text)) parts.at(-1).push(text);
     }
-    return words.filter((text) => text.length > 3);
+    return parts.filter((words) => words.length > 0);
   }
 
   /** What to do: before all else those of several cases whose heads quote what the log holds. */
   function cure(id, text) {
     const fix = copyOf(id, "fix");
-    const ours = all(":scope > ul:first-of-type > li", fix).filter((item) => holds(text, quoted(item)));
+    const ours = all(":scope > ul:first-of-type > li", fix).filter((item) =>
+      quoted(item).some((words) => words.every((word) => holds(text, [word]))));
     if (ours.length > 0) {
       one("p", fix).prepend(phrase("otherwise"), " ");
       fix.prepend(make("ul", "", ...ours));

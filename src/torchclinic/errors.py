@@ -353,15 +353,22 @@ def _signs(log: str) -> list[str]:
 
 
 def _this_case_first(fix: str, log: str) -> str:
-    """Before all else those of several cases whose heads, up to the colon, quote the log."""
+    """Before all else those of several cases whose heads, up to the colon, quote the log.
+
+    A comma parts what a log may have; of what stands between two, it has all. Numbers alone, such
+    as shapes, are examples.
+    """
     if not (found := re.search(r"(?:^- .*\n?(?:^  .*\n?)*)+", fix, re.MULTILINE)):
         return fix
     squeezed = "".join(_squeeze(log))
 
     def quotes_the_log(case: str) -> bool:
         head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)[0]
-        quoted = re.findall("`([^`]{4,})`", head)
-        return any("".join(_squeeze(words)) in squeezed for words in quoted)
+        for part in re.findall(r"(?:`[^`]*`|[^`,])+", head):
+            quoted = [q for q in re.findall("`([^`]{4,})`", part) if re.search("[A-Za-z]", q)]
+            if quoted and all("".join(_squeeze(words)) in squeezed for words in quoted):
+                return True
+        return False
 
     cases = re.split(r"\n(?=- )", found[0].rstrip("\n"))
     if not (ours := [case for case in cases if quotes_the_log(case)]):
