@@ -100,6 +100,17 @@ def add_files(app, page, template, context, doctree):
             app.add_js_file(file, loading_method="defer")
 
 
+def lead_past_the_tools(app, page, template, context, doctree):
+    """*Next* goes from the set-up to the first chapter: what stands between them is looked up."""
+    start, first = "notebooks/both_gpus", "notebooks/01_tensors_on_disk"
+    ends = {"book/errors": ("prev", None), "book/cheat_sheet": ("next", None)}
+    ends |= {start: ("next", first), first: ("prev", start)}
+    if page in ends and {start, first} <= app.env.found_docs:
+        way, to = ends[page]
+        link = to and app.builder.get_relative_uri(page, to)
+        context[way] = to and {"link": link, "title": app.env.titles[to].astext()}
+
+
 def describe(app, pagename, templatename, context, doctree):
     """Describe the pages that have no text, for search engines. The theme says the viewport."""
     context["metatags"] = re.sub(r'<meta name="viewport".*?>', "", context.get("metatags", ""))
@@ -179,7 +190,7 @@ def setup(app):
     app.add_node(ChapterCard, html=(lambda self, node: None, lambda self, node: None))
     app.connect("config-inited", read_addresses, priority=100)  # before those who ask for them
     app.connect("env-get-updated", number_chapters, priority=900)  # after Sphinx has counted them
-    for change in (add_files, describe, define_terms):
+    for change in (add_files, describe, define_terms, lead_past_the_tools):
         app.connect("html-page-context", change)
     app.connect("doctree-read", gather_card)
     app.connect("doctree-read", keep_description)

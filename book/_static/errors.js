@@ -109,7 +109,13 @@
 
   function showNone(text) {
     const program = otherProgram(text);
-    if (!program && signs(text).length === 0) return phrase("healthy");
+    if (!program && signs(text).length === 0) {
+      const symptoms = one("#there-is-no-message-what-do-you-see > h2");
+      const link = make("a", "", symptoms.firstChild.textContent);
+      link.href = `#${symptoms.parentNode.id}`;
+      found.replaceChildren(link);
+      return phrase("healthy");
+    }
     found.replaceChildren(one(".ask-others").cloneNode(true));
     return phrase(program ? "other" : "none", { program });
   }
@@ -140,7 +146,7 @@
     showAnswer();
     if (!found.hasChildNodes() || innerHeight - found.getBoundingClientRect().top > IN_SIGHT) return;
     if (matchMedia("(hover: none)").matches) log.blur(); // or a phone's keyboard is where the answer is
-    found.scrollIntoView();
+    one("#log-says").scrollIntoView();
   });
 
   const example = make("button", "try-example", phrase("example"));
@@ -175,4 +181,5 @@
   sessionStorage.removeItem("log");
   one(".clinic-field").hidden = false;
   showAnswer();
+  if (log.value) addEventListener("load", () => one("#log-says").scrollIntoView());
 })();

@@ -4,7 +4,7 @@ const paste = one("#paste");
 
 function explain() {
   sessionStorage.setItem("log", paste.value);
-  location.href = `${paste.dataset.clinic}#found`;
+  location.href = `${paste.dataset.clinic}#log-says`;
 }
 
 paste.addEventListener("input", ({ inputType }) => /Paste|Drop/.test(inputType) && explain());

@@ -44,6 +44,39 @@ function showCurrent() {
 
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 
+// On this page: the section that is read, also after a jump, which the theme's marks miss; and the head says
+// which page it is once its title has scrolled away.
+const HEAD = 90; // pixels from the top, where a section has begun
+function showSection() {
+  const links = all(".bd-sidebar-secondary a.nav-link[href^='#']");
+  const tops = links.map((link) => document.getElementById(decodeURIComponent(link.hash.slice(1)))?.getBoundingClientRect().top);
+  const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
+  const now = end ? links.at(-1) : links[tops.findLastIndex((top) => top < HEAD)];
+  for (const link of links) {
+    link.classList.toggle("active", link.parentNode.contains(now ?? null)); // and what it is a part of
+    if (link === now) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  const list = now?.closest(".bd-sidebar-secondary");
+  if (!list?.offsetParent) return;
+  const [box, at] = [list.getBoundingClientRect(), now.getBoundingClientRect()];
+  if (at.top < box.top || at.bottom > box.bottom) list.scrollTop += at.top - box.top - box.height / 3;
+}
+
+function showTitle() {
+  const [name, title] = [one(".bd-header-article .site-name"), one(".bd-article h1")];
+  if (!name || !title) return;
+  name.dataset.name ??= name.textContent;
+  const away = title.getBoundingClientRect().bottom < 0;
+  name.textContent = away ? title.firstChild.textContent + (title.querySelector(".section-number") ? title.childNodes[1].textContent : "") : name.dataset.name;
+}
+
+let still;
+addEventListener("scroll", () => {
+  clearTimeout(still);
+  still = setTimeout(() => [showSection(), showTitle()], 80); // after the theme
+}, { passive: true });
+
 // A term's definition: under the mouse, at the keyboard's focus, at a first tap; a second one follows the link.
 const definition = make("span", "definition");
 definition.popover = "auto"; // the browser closes it at Escape and at a tap elsewhere
