@@ -25,7 +25,7 @@ TEXTS = (nodes.paragraph, nodes.math_block, nodes.title, nodes.rubric)
 NO_TEXT = (nodes.section, nodes.comment, toctree)
 # What a section counts by its page and anchor, the first that fits: some repeat what others say.
 WEIGHTS = {
-    r"book/(api|cheat_sheet|glossary|index|where_it)|.*#(exercise|summary|next|tidy-up|all-err)": 0.5,
+    r"book/(api|cheat_sheet|glossary|index|where_it)|.*#(exercise|summary|next|tidy|all-err)": 0.5,
     r".*/\d\d_rung_": 1.1,
     r".*/errors_": 1.05,
     "": 1,
