@@ -281,13 +281,23 @@ class broadcast_model:
             net.load_state_dict(net.state_dict())
 
     def an_object(net):
-        """right"""
+        """1.mask is this rank's own, not rank 0's"""
         states = [net.state_dict() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(states)
         net.load_state_dict(states[0])
 
 
 class buckets:
+    def never_one_alone(sizes, cap):
+        """for sizes [2, 20] and a cap of 8, what is returned has all in one bucket"""
+        parts, held = [[]] * bool(sizes), cap
+        for i in reversed(range(len(sizes))):
+            if held >= cap and parts[-1:] != [[i + 1]]:
+                parts, held = [part for part in parts if part] + [[]], 0
+            parts[-1].append(i)
+            held += sizes[i]
+        return parts
+
     def one_at_least(sizes, cap):
         """what is returned is [[]], not []"""
         return buckets.by_sum(sizes, cap) or [[]]

@@ -11,6 +11,10 @@ import torch
 
 
 class keep_rows:
+    def plus_nothing(outputs, rows):
+        """what is kept of row 0 is int64"""
+        return [outputs.detach()[i] + 0 for i in rows]
+
     def views(outputs, rows):
         """a file of 2 rows holds 480 bytes of numbers, not 160: they are views of `outputs`"""
         return [outputs[i] for i in rows]
@@ -292,6 +296,17 @@ class save_checked:
 
 
 class load_body:
+    @torch.no_grad()
+    def spread(model, state):
+        """body.0.bias, afterwards, is float32"""
+        left = []
+        for name, own in model.state_dict().items():
+            try:
+                own.copy_(state[name])
+            except (KeyError, RuntimeError):
+                left.append(name)
+        return left
+
     def not_strict(model, state):
         """size mismatch for head.weight"""
         keys = model.load_state_dict(state, strict=False)

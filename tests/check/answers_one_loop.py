@@ -178,7 +178,7 @@ class accumulate:
         _accumulating(_share, empty=False)(net, optimizer, batches, parts)
 
     def one_large_batch(net, optimizer, batches, parts):
-        """the graphs of 16 images, more than a batch's 4, are kept at once"""
+        """the graphs of 14 images, more than a batch's 4, are kept at once"""
         for i in range(0, len(batches), parts):
             group = [torch.cat(of_all) for of_all in zip(*batches[i : i + parts], strict=True)]
             accumulate.by_sums(net, optimizer, [group], 1)

@@ -1,6 +1,7 @@
 """Answers to the exercises of the cases in `resuming`; each says how it is judged."""
 
 import copy
+import io
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ class load_any_rung:
         model.load_state_dict({key.removeprefix("module."): v for key, v in state.items()})
 
     def by_position(model, path):
-        """nothing is raised where"""
+        """in another order, is refused"""
         own = model.state_dict()
         model.load_state_dict(dict(zip(own, torch.load(path).values(), strict=False)), strict=False)
 
@@ -44,7 +45,7 @@ class load_any_rung:
             parts = key.split(".")
             own = model.state_dict()
             while ".".join(parts) not in own and {"module", "_orig_mod"} & set(parts):
-                parts.remove("module" if "module" in parts else "_orig_mod")
+                parts.remove("_orig_mod" if "_orig_mod" in parts else "module")
             state[".".join(parts)] = value
         model.load_state_dict(state, strict=False)
 
@@ -74,14 +75,14 @@ class optimizer_state_for:
         return {"state": state, "param_groups": groups}
 
     def new_group(model, saved, names):
-        """the learning rate is 1"""
+        """the optimizer's lr is 1"""
         places = [names.index(name) for name, _ in model.named_parameters()]
         state = {i: saved["state"][p] for i, p in enumerate(places) if p in saved["state"]}
         groups = torch.optim.Adam(model.parameters(), lr=1.0).state_dict()["param_groups"]
         return {"state": state, "param_groups": groups}
 
     def in_place(model, saved, names):
-        """the saved state that you were given is changed"""
+        """the saved state or the names that you were given are changed"""
         old = dict(saved["state"])
         saved["state"].clear()
         for i, (name, _) in enumerate(model.named_parameters()):
@@ -109,6 +110,19 @@ class optimizer_state_for:
 
 
 class save_safely:
+    def not_flushed(thing, path):
+        """os.fsync comes before all bytes have left Python"""
+        beside = f"{path}.tmp"
+        try:
+            torch.save(thing, data := io.BytesIO())
+            with open(beside, "wb", buffering=2**20) as file:
+                file.write(data.getvalue())
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            os.unlink(beside)
+            raise
+
     def plain(thing, path):
         """the old file is overwritten where it lies: half-written, it is lost"""
         torch.save(thing, path)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torchclinic.where import where_is
 from torchladder.check import Wrong, exercise, expect
@@ -18,19 +19,35 @@ from torchladder.devices import simulated_gpus
 def _machine_with(gpus: int) -> Iterator[None]:
     """PyTorch says that there are so many GPUs, wherever it is asked."""
     cuda = torch.device("cuda")
+    current_gpu = {"current_device": lambda: gpus - 1}  # set by somebody else
 
     def current(check_available: bool = False) -> torch.device | None:
         return cuda if gpus or not check_available else None
 
     says = {"device_count": lambda: gpus, "is_available": lambda: gpus > 0}
-    in_cuda = mock.patch.multiple(torch.cuda, **says)
+    in_cuda = mock.patch.multiple(torch.cuda, **says, **current_gpu)
     with in_cuda, mock.patch.multiple(torch.accelerator, **says, current_accelerator=current):
         yield
 
 
+class _NoTensors(TorchFunctionMode):
+    """Notes what makes tensors, and makes them on meta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if "device" in kwargs:
+            self.calls.append(function.__name__)
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
+
+
 @exercise("03", minutes=15, hint="torch.device() takes any GPU's name. How many are there?")
 def chosen_device(chosen_device) -> None:
-    wanted = {None: 0, "cpu": None, "cuda": 0, "gpu": -1}
+    wanted = {None: 0, "cpu": None, "cuda": 0, "gpu": -1, "mps": -1, "xpu:0": -1, "": -1}
     wanted |= {f"{prefix}{i}": i for i in (0, 1, 2, 3, -1) for prefix in ("", "cuda:")}
     for gpus in (3, 1, 0):
         with _machine_with(gpus):
@@ -40,7 +57,10 @@ def chosen_device(chosen_device) -> None:
                 right = torch.device("cuda", i) if here else torch.device("cpu")
                 what = f"with {gpus} GPUs, the device for {option!r}"
                 try:
-                    got = chosen_device(option)
+                    with _NoTensors() as made:
+                        got = chosen_device(option)
+                    if made.calls:
+                        raise Wrong(f"{what}: it makes a tensor, by torch.{made.calls[0]}()")
                 except ValueError as error:
                     if here or falls_back:
                         raise Wrong(f"{what} is a ValueError: {error}") from None
@@ -61,13 +81,17 @@ def table_per_device(TablePerDevice) -> None:
             ("cuda:1", "cuda:1"), ("cuda:0", "cuda:0"), (torch.device("cpu"), "cpu"),
             (torch.device("meta"), "meta"), ("cuda:1", "cuda:1"),
         ):  # fmt: skip
-            table = tables.table_on(place)
+            with mock.patch("torch.arange", side_effect=torch.arange) as made:
+                table = tables.table_on(place)
             on = getattr(table, "device", None)
             if str(on) not in (right, f"{right}:0"):  # the CPU is cpu:0, too
                 raise Wrong(f"the device of table_on({place!r}) is {on}, not {right}")
+            known = right in kept
             if kept.setdefault(right, table) is not table:
                 raise Wrong(f"table_on({place!r}) is not the table that {right} had already")
             expect(f"`built` after table_on({place!r})", tables.built, len(kept))
+            if known and any(1000 in call.args for call in made.call_args_list):
+                raise Wrong(f"table_on({place!r}) makes a whole table, though there is one")
         other = TablePerDevice()
         other.table_on("cuda")
         shared = {"is 0: it has the tables of another object": 0}
@@ -87,20 +111,23 @@ def idle_gpu_only(idle_gpu_only) -> None:
     first = {"is the first of those that use least memory": "0"}
     for text, idle, mistakes in (
         ("4, 1000, 50\n6, 14210, 60\n5, 300, 0\n7, 8, 20\n", "7", wrong),
-        ("0, 10, 80\n12, 10, 9\n2, 10, 10\n", "12", first),
+        ("0, 10, 80\n12, 10, 9\n2, 10, 10", "12", first),
+        ("3, 0, 100\n", "3", {}),
     ):
-        given = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SEED": "1"}
+        given = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "9", "CUDA_CACHE_PATH": "/c", "SEED": "1"}
+        given["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
         before = dict(given)
         found = idle_gpu_only(text, given)
         if not isinstance(found, dict):
             raise Wrong(f"what is returned is {found!r}, not a dict")
         expect("the environment that you were given, afterwards,", given, before)
-        mistakes = mistakes | {"is the one that was set before": "1"}
+        mistakes = mistakes | {"is the one that was set before": "9"}
         what = f"of the lines {text.splitlines()}, CUDA_VISIBLE_DEVICES"
         expect(what, found.get("CUDA_VISIBLE_DEVICES"), idle, mistakes)
         expect("CUDA_DEVICE_ORDER", found.get("CUDA_DEVICE_ORDER"), "PCI_BUS_ID")
         for name in ("PATH", "SEED"):
             expect(f"the program's {name}", found.get(name), given[name])
+        expect("the list of the environment's names", sorted(found), sorted(given))
 
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -143,7 +170,9 @@ def moving_table(Positions) -> None:
         model.load_state_dict(state)
         right = (factor * (x + torch.arange(4.0))).sum(1, keepdim=True).expand(3, 2) + 1
         without = {"lacks the positions": right - 6 * factor}
+        kept = x.clone()
         expect("the output on the CPU", model(x), right, without)
+        expect("the input, afterwards,", x, kept)
     whole = nn.Sequential(model).to("meta")
     for name in where_is(whole).odd:
         raise Wrong(f"if a model that it is a part of moves, {name[2:]} is still on the CPU")
@@ -161,14 +190,17 @@ def left_behind(left_behind) -> None:
     buffers = nn.BatchNorm1d(2, affine=False, device="meta")
     buffers.register_buffer("mask", torch.ones(2))
     of_1 = ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
+    of_1 = [f"1.{name}" for name in of_1]
     with simulated_gpus():
         for model, right in (
             (net("cuda:0", "cuda:0", "cuda:0", "cuda"), []),
             (net("cpu", "cpu", "cuda:0", "cpu"), ["0.bias"]),
-            (net("cuda:1", "cuda:0", "cuda:1", "cuda:1"), [f"1.{name}" for name in of_1]),
+            (net("cuda:1", "cuda:0", "cuda:1", "cuda:1"), of_1),
             (net("cuda:0", "cuda:0", "cpu", "cpu"), ["0.bias", "mask"]),
             (nn.ReLU(), []),
             (buffers, []),
+            (net("cpu", "cuda:0", "cpu", "cuda:0").requires_grad_(False), [*of_1, "mask"]),
+            (nn.Sequential(nn.ReLU(), net("cpu", "cpu", "cpu", "meta")), ["1.mask"]),
         ):
             parameters = {name for name, _ in model.named_parameters()}
             mistakes = {
@@ -182,11 +214,12 @@ def left_behind(left_behind) -> None:
 
 @exercise("04", minutes=15, hint="Which tensors does the loop make or receive? There are five.")
 def train(train) -> None:
-    batches = [(torch.rand(4, 2), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+    batches = [(torch.rand(n, 2), torch.tensor([0, 1, 1, 0])[:n]) for n in (4, 4, 2)]
+    kept = copy.deepcopy(batches)
     net = nn.Linear(2, 2)
     model, losses = copy.deepcopy(net), []
     for x, y in batches:
-        of_each = -model(x - 0.5).log_softmax(1)[range(4), y]
+        of_each = -model(x - 0.5).log_softmax(1)[range(len(y)), y]
         losses.append(((1.0 + 2 * y) * of_each).sum() / (1.0 + 2 * y).sum())
         losses[-1].backward()
         for parameter in model.parameters():
@@ -197,11 +230,19 @@ def train(train) -> None:
         "is the sum of all batches' losses": sum_of_all,
         "is the last batch's": losses[-1].item(),
         "is the last batch's, divided by their number": losses[-1].item() / 3,
+        "is the mean over the samples, not over the batches": sum(
+            loss.item() * n / 10 for loss, n in zip(losses, (4, 4, 2), strict=True)
+        ),
     }
-    found = train(copy.deepcopy(net), batches, "cpu")
-    expect("the loss on the CPU", found, sum_of_all / 3, mistakes)
+    on_cpu = copy.deepcopy(net)
+    loss = train(on_cpu, batches, "cpu")
+    expect("the loss on the CPU", loss, sum_of_all / 3, mistakes)
     found = train(net, batches, "meta")
     if not found.is_meta:
         raise Wrong(f"on meta, all runs, but the loss that is returned is on {found.device}")
     if not net.weight.is_meta:
         raise Wrong("on meta, all runs, but the model itself is still on the CPU")
+    expect("the weight on the CPU", on_cpu.weight.detach(), model.weight.detach())
+    if loss.requires_grad:
+        raise Wrong("the loss that is returned keeps the graphs of all batches")
+    expect("the batches, afterwards,", batches, kept)

@@ -1,6 +1,7 @@
 """The hidden cases of the exercises on use and several machines: chapters 16 and 17."""
 
 import shlex
+import sys
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,20 +22,29 @@ def in_batches(in_batches) -> None:
     sizes = []
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    for count in (13, 4, 1, 0):
-        inputs = torch.randn(count, 3)
-        right = model.eval()(inputs).detach()
-        model.train()
-        sizes.clear()
-        found = in_batches(model, inputs, 4)
-        if not model.training:
-            raise Wrong("the model was in training mode and is in evaluation mode now")
-        if set(sizes) - {4}:
-            raise Wrong(f"of {count} inputs, the model got batches of {sizes}, not of 4 each")
-        if getattr(found, "requires_grad", False):
-            raise Wrong("the outputs keep autograd's graph alive, and so the memory of all layers")
-        lost = {"lacks the last, smaller batch": right[: count // 4 * 4]}
-        expect(f"of {count} inputs, what is returned", found, right, lost)
+    mean = model[1].running_mean.fill_(0.5)
+    tokens = nn.Sequential(nn.Embedding(9, 2), nn.Dropout())
+    tokens.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    numbers = [(model, torch.randn(count, 3)) for count in (13, 4, 1, 0)]
+    for net, inputs in (*numbers, (tokens, torch.arange(7).view(7, 1))):
+        count = len(inputs)
+        right = net.eval()(inputs).detach()
+        for training in (True, False):
+            net.train(training)
+            sizes.clear()
+            found = in_batches(net, inputs, 4)
+            if any(part.training != training for part in net.modules()):
+                was, now = ("training", "evaluation")[:: 1 if training else -1]
+                raise Wrong(f"the model was in {was} mode and is in {now} mode now")
+            if set(sizes) - {4}:
+                raise Wrong(f"of {count} inputs, the model got batches of {sizes}, not of 4 each")
+            if getattr(found, "requires_grad", False):
+                raise Wrong("the outputs keep autograd's graph alive, and so all layers' memory")
+            lost = {"lacks the last, smaller batch": right[: count // 4 * 4]}
+            expect(f"of {count} inputs, what is returned", found, right, lost)
+    if not torch.is_grad_enabled():
+        raise Wrong("gradients are off afterwards, also for what the program does next")
+    expect("batch norm's average, afterwards,", mean, torch.full((8,), 0.5))
 
 
 @exercise("16", minutes=15, hint="future.set_running_or_notify_cancel() says who still waits.")
@@ -51,9 +61,10 @@ def finish(finish) -> None:
         return 2 * inputs
 
     def fails(inputs):
+        calls.append(len(inputs))
         raise OverflowError("the model failed")
 
-    for gone in ((), (1, 3), range(4)):
+    for gone in ((), (1, 3), (0, 2), range(4)):
         waiting = batch(gone)
         calls.clear()
         finish(waiting, double)
@@ -63,18 +74,39 @@ def finish(finish) -> None:
                 if not future.done():
                     raise Wrong("a client waits for ever: its future has no result")
                 expect("a client's answer", future.result(), 2 * x)
-    for model in (fails, lambda inputs: 2 * inputs[:2]):
+
+    def too_few(inputs):
+        calls.append(len(inputs))
+        return inputs[:2]
+
+    def too_many(inputs):
+        calls.append(len(inputs))
+        return torch.cat([inputs, inputs])
+
+    for model in (fails, too_few, too_many):
         waiting = batch((0,))
+        calls.clear()
         finish(waiting, model)
         if not all(future.done() for _, future in waiting):
             raise Wrong("if the model fails or gives too few answers, a client waits for ever")
-    expect("the error of a client", type(batch_error(waiting, finish, fails)), OverflowError)
+        expect("how often a model is called that fails", len(calls), 1)
+        errors = [type(future.exception()) for _, future in waiting[1:]]
+        if type(None) in errors:
+            raise Wrong(f"a client gets an answer, though the model {MISTAKE[model.__name__]}")
+        if model is fails:
+            expect("the errors of the clients", errors, [OverflowError] * 3)
+    waiting = batch()
+
+    def one_leaves(inputs):
+        waiting[0][1].cancel()
+        return inputs
+
+    finish(waiting, one_leaves)  # an error ends the thread
+    if not all(future.done() for _, future in waiting):
+        raise Wrong("if one client leaves while the model runs, another waits for ever")
 
 
-def batch_error(waiting: list, finish, fails) -> BaseException | None:
-    again = [(x, Future()) for x, _ in waiting]
-    finish(again, fails)
-    return again[-1][1].exception()
+MISTAKE = {"fails": "failed", "too_few": "gave too few rows", "too_many": "gave too many rows"}
 
 
 @exercise("16", minutes=20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
@@ -106,12 +138,15 @@ def shared_positions(SharedPositions) -> None:
 
     def right(n):
         x = torch.randn(n)
-        time.sleep(0.0005)
+        time.sleep(0.0001)
         return torch.equal(layer(x), x + torch.arange(float(n)))
 
+    sys.setswitchinterval(1e-6)  # threads take turns a thousand times as often
     kept = torch.zeros(2)
     if layer(kept).tolist() == [0, 1] and kept.any():
         raise Wrong("it changes its input")
+    for x in (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float16)):
+        expect(f"for {x.dtype}, what is returned", layer(x), x + torch.arange(3.0))
     if not (right(5) and right(3) and right(8)):
         raise Wrong("already in one thread, the positions that it adds are not 0, 1, 2, ...")
     with mock.patch("torch.arange", side_effect=torch.arange) as made:
@@ -119,7 +154,7 @@ def shared_positions(SharedPositions) -> None:
         if made.called:
             raise Wrong("it makes a new table for a length that it had just before")
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(right, 1 + 37 * i % 11) for i in range(400)]
+        answers = [pool.submit(right, 1 + 37 * i % 11) for i in range(2000)]
     failed = [answer for answer in answers if answer.exception() or not answer.result()]
     if failed:
         raise Wrong("with 8 threads, some requests get an error or a table of another length")
@@ -130,8 +165,13 @@ def on_all_ranks(on_all_ranks) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for count in (8, 7, 1):
         inputs, seen = torch.arange(float(count)).unsqueeze(1), []
-        outputs = on_all_ranks(lambda x, seen=seen: seen.append(len(x)) or 10 * x, inputs)
-        right, most = 10 * inputs, -(-count // ranks)
+
+        def model(x, seen=seen):
+            seen.append(len(x))
+            return torch.cat([10 * x, x], 1).double()
+
+        outputs = on_all_ranks(model, inputs)
+        right, most = torch.cat([10 * inputs, inputs], 1).double(), -(-count // ranks)
         if sum(seen) > most:
             said = f"of {count} inputs, this rank computed {sum(seen)}, where {most} would do"
             raise Wrong(said)
@@ -147,7 +187,7 @@ def on_all_ranks(on_all_ranks) -> None:
 
 @exercise("17", minutes=5, hint="The ranks of host 1 begin where those of host 0 end.")
 def place_of(place_of) -> None:
-    for gpus in ([2, 2], [4, 1, 3], [1]):
+    for gpus in ([2, 2], [4, 1, 3], [1], [1, 2, 2, 4]):
         places = [(host, local) for host, count in enumerate(gpus) for local in range(count)]
         for rank, right in enumerate(places):
             equal = divmod(rank, gpus[0])
@@ -206,14 +246,18 @@ def get_data(get_data) -> None:
     def download(disk):
         time.sleep(0.1)
         with open(disk, "a") as file:
-            file.write("downloaded ")
+            for part in ("down", "loaded "):
+                file.write(part)
+                file.flush()
+                time.sleep(0.1)
 
     for shared in (True, False):
         disk = Path(folder[0], "shared" if shared else f"host{rank // 2}")
         text = get_data(download, disk, rank, rank % 2, shared)
         dist.barrier()
-        times = disk.read_text().count("downloaded")
+        times = disk.read_text().count("down")
         on = "a disk that all hosts share" if shared else "this host's own disk"
         if times != 1:
             raise Wrong(f"on {on}, the data were downloaded {times} times")
-        expect("what is returned", text, "downloaded ")
+        early = {"is what the file holds while it is written": "down"}
+        expect("what is returned", text, "downloaded ", early)

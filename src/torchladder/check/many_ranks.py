@@ -19,6 +19,8 @@ def strip_prefix(strip_prefix) -> None:
         (["module.dulem", "module.ed"], ["dulem", "ed"]),
         (["module.module.unit", "fc.module.bias"], ["module.module.unit", "fc.module.bias"]),
         (["module1.weight", "modules.0.bias"], ["module1.weight", "modules.0.bias"]),
+        (["fc.weight", "module.fc.weight"], ["fc.weight", "module.fc.weight"]),
+        ([], []),
     ):
         state = {key: torch.tensor(i) for i, key in enumerate(keys)}
         found = strip_prefix(state)
@@ -61,6 +63,8 @@ def indices_of(indices_of) -> None:
         if not torch.equal(torch.get_rng_state(), numbers):
             raise Wrong("it changes which random numbers the program draws afterwards")
     first, second, other = (list(indices_of(0, 2, 100, *of)) for of in ((0, 3), (1, 3), (0, 4)))
+    if first == sorted(first):
+        raise Wrong("a rank has its samples in ascending order: the order is not shuffled")
     if first == second:
         raise Wrong("another epoch has the same order")
     if set(first) == set(second):
@@ -80,7 +84,8 @@ def accuracy_over_ranks(accuracy_over_ranks) -> None:
             "is this rank's": means[rank],
             "is the sum of the ranks' accuracies": sum(means),
         }
-        found = accuracy_over_ranks(torch.tensor(right[rank]), count[rank])
+        given = torch.tensor(right[rank]).view([1] * (counts[0] % 2))  # of one dimension or none
+        found = accuracy_over_ranks(given, count[rank])
         said = f"with {right} right of {count}, the accuracy"
         expect(said, float(found), sum(right) / sum(count), mistakes)
 
@@ -88,7 +93,8 @@ def accuracy_over_ranks(accuracy_over_ranks) -> None:
 @on_ranks("09", minutes=5, hint="All ranks call the same collective, also who goes on.")
 def all_stop(all_stop) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for wishes in ([0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]):
+    every = [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 1]
+    for wishes in every:
         wish, right = bool(wishes[rank]), any(wishes[:ranks])
         found = bool(all_stop(wish))
         mistakes = {
@@ -96,6 +102,7 @@ def all_stop(all_stop) -> None:
             "is this rank's own wish": wish,
             "is True only if all want it": all(wishes[:ranks]),
             "is True only if most want it": sum(wishes[:ranks]) > ranks / 2,
+            "is True only if one alone wants it": sum(wishes[:ranks]) == 1,
         }
         expect(f"with the wishes {wishes[:ranks]}, what is returned", found, right, mistakes)
 
@@ -107,12 +114,14 @@ def average_gradients(average_gradients) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     net = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("first", "frozen", "unused", "last")})
     net["last_block"] = nn.Sequential(nn.Linear(3, 2))
+    net["last_half"] = nn.Linear(2, 1, dtype=torch.bfloat16)
     net["frozen"].requires_grad_(False)
     net["last"].bias = net["first"].bias  # tied
     own = {}
     for i, (name, parameter) in enumerate(net.named_parameters()):
         if name.startswith(("first", "last")):
-            own[name] = torch.arange(1.0, parameter.numel() + 1).reshape(parameter.shape) + i
+            numbers = torch.arange(1, parameter.numel() + 1).reshape(parameter.shape)
+            own[name] = numbers.to(parameter.dtype) + i
             parameter.grad = own[name] * (rank + 1) ** 2
     average_gradients(net)
     total = sum((r + 1) ** 2 for r in range(ranks))
@@ -145,18 +154,27 @@ def broadcast_model(broadcast_model) -> None:
         net[2].weight = net[0].weight  # tied
         net[2].bias.requires_grad_(False)
         net[1].running_mean.fill_(seed)
-        net[1].num_batches_tracked.fill_(seed + 3)
+        net[1].num_batches_tracked.fill_(seed + 2**40 + 1)
+        net[1].register_buffer("mask", torch.tensor([seed > 0, True]), persistent=False)
+        net.append(nn.Linear(2, 1, dtype=torch.bfloat16))
         return net
 
-    net, first, own = model(rank), model(0).state_dict(), model(rank).state_dict()
+    def all_of(net):
+        return dict([*net.named_parameters(remove_duplicate=False), *net.named_buffers()])
+
+    net, first, own = model(rank), all_of(model(0)), all_of(model(rank))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     broadcast_model(net)
-    for name, found in net.state_dict().items():
-        expect(name, found, first[name], {"is this rank's own, not rank 0's": own[name]})
+    for name, found in all_of(net).items():
+        mistakes = {"is this rank's own, not rank 0's": own[name]}
+        expect(name, found.detach(), first[name].detach(), mistakes)
     if optimizer.param_groups[0]["params"][0] is not net[0].weight:
         raise Wrong("the parameters are new tensors, which the optimizer does not know")
     if net[0].weight is not net[2].weight:
         raise Wrong("two layers that shared their weight share it no longer")
+    for name, found in all_of(net).items():
+        if found.requires_grad != first[name].requires_grad:
+            raise Wrong(f"{name} is {'trained' * found.requires_grad or 'frozen'} now")
 
 
 @exercise(
@@ -169,6 +187,10 @@ def buckets(buckets) -> None:
         ([3, 3, 3, 3], 8, [[3, 2, 1], [0]]),
         ([2, 2, 20, 2, 2], 8, [[4, 3, 2], [1, 0]]),
         ([20], 8, [[0]]),
+        ([2, 20], 8, [[1], [0]]),
+        ([4, 20, 2], 8, [[2, 1], [0]]),
+        ([0, 4, 4], 8, [[2, 1], [0]]),
+        ([2**20] * 4, 2**21, [[3, 2], [1, 0]]),
         ([], 8, []),
     ):
         given = list(sizes)
@@ -203,11 +225,12 @@ def ring_all_reduce(ring_all_reduce) -> None:
     dist.ProcessGroup.send = counted
     for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather"):
         setattr(dist, name, lambda *args, n=name, **kwargs: _not_allowed(n))
-    for n, dtype in ((12, torch.float32), (7, torch.int32), (1, torch.int32)):
-        x = torch.arange(n, dtype=dtype) + 10 * rank
+    ints = [(n, torch.int32, 0) for n in (7, 1, 4, 13)]
+    for n, dtype, more in ((12, torch.float32, 0.5), *ints, (6, torch.int64, 2**40)):
+        x = torch.arange(n, dtype=dtype) + 10 * rank + more
         own, sent[:] = x.clone(), []
         found = ring_all_reduce(x)
-        right = torch.arange(n, dtype=dtype) * ranks + 10 * sum(range(ranks))
+        right = (torch.arange(n, dtype=dtype) + more) * ranks + 10 * sum(range(ranks))
         mistakes = {"is this rank's own": own, "is the average": right / ranks}
         expect(f"the sum of {n} numbers", x if found is None else found, right, mistakes)
         if n == 12 and not sent:

@@ -25,10 +25,10 @@ def train_step(train_step) -> None:
     def trained(step):
         net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         net.load_state_dict(start)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
         net[0].weight.grad = torch.ones(8, 4)  # left over from before
         losses = [step(net, optimizer, *batch) for batch in batches]
-        return net[0].weight.detach(), losses
+        return net[0].weight.detach(), losses, net[2].bias.detach()
 
     def by_hand(net, optimizer, images, labels, empty=True, before=lambda logits: logits):
         if empty:
@@ -39,7 +39,7 @@ def train_step(train_step) -> None:
         return loss.item()
 
     start = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).state_dict()
-    (right, losses), (found, said) = trained(by_hand), trained(train_step)
+    (right, losses, bias), (found, said, other) = trained(by_hand), trained(train_step)
     summed = partial(by_hand, empty=False)
     twice = partial(by_hand, before=lambda logits: logits.softmax(1))
     if None in said:
@@ -53,6 +53,7 @@ def train_step(train_step) -> None:
     if any(isinstance(loss, torch.Tensor) and loss.requires_grad for loss in said):
         raise Wrong("the loss that is returned keeps its graph, and so the memory of all layers")
     expect("the two losses", [float(loss) for loss in said], losses)
+    expect("after two steps, the last bias", other, bias)
 
 
 @exercise("05", minutes=10, hint="Add up sums, and divide once, by the number of images.")
@@ -76,6 +77,8 @@ def evaluate(evaluate) -> None:
             raise Wrong(f"the model was in {'training' if training else 'evaluation'} mode before")
         if getattr(loss, "requires_grad", False):
             raise Wrong("the loss keeps the graphs of all batches, and so their memory")
+        if not torch.is_grad_enabled():
+            raise Wrong("gradients are off afterwards, also for what the program does next")
         of_batches = {"is the mean of the batches' means": sum(losses) / 3}
         expect("the loss", float(loss), F.cross_entropy(logits, labels).item(), of_batches)
         of_batches = {"is the mean of the batches' accuracies": 1 / 3}
@@ -88,7 +91,8 @@ def evaluate(evaluate) -> None:
 )
 def accumulate(accumulate) -> None:
     images, labels = torch.randn(22, 4), torch.randint(3, (22,))
-    small = list(zip(images.split(4), labels.split(4), strict=True))  # 4, 4, 4, 4, 4 and 2
+    sizes = [4, 4, 2, 4, 4, 4]
+    small = list(zip(images.split(sizes), labels.split(sizes), strict=True))
     alive = []  # of how many images there is a graph
 
     def watch(net, inputs, output):
@@ -103,21 +107,22 @@ def accumulate(accumulate) -> None:
     def weights(groups, parts=None, scale=lambda y, group: 1.0):
         torch.manual_seed(0)
         net = nn.Linear(4, 3)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
         if parts:
             net.register_forward_hook(watch)
+        for _ in range(2 if parts else 0):  # epochs
             accumulate(net, optimizer, small, parts)
-        for group in groups:
+        for group in 2 * groups:
             optimizer.zero_grad()
             for x, y in group:
                 (F.cross_entropy(net(x), y) * scale(y, group)).backward()
             optimizer.step()
         return net.weight.detach()
 
-    for parts in (4, 3, 1):
+    for parts in (4, 3, 5, 1, 9):
         groups = [small[i : i + parts] for i in range(0, len(small), parts)]
         share = weights(groups, None, lambda y, group: len(y) / sum(len(b) for _, b in group))
-        full = [group for group in groups if len(group) == parts]
+        full = [group for group in groups if len(group) == parts] or groups
         mistakes = {
             "is what a division by `parts` gives: the last group has fewer images": weights(
                 groups, None, lambda y, group, parts=parts: 1 / parts
@@ -145,10 +150,11 @@ def amp_step(amp_step) -> None:
         types = []
         net.register_forward_hook(lambda module, args, out: types.append(out.dtype))
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        before = net.weight.detach().clone()
+        before = [p.detach().clone() for p in net.parameters()]
         for _ in range(2):  # the second time, gradients are there
             step(net, optimizer, scaler, 50 * x if not overflow else x * float("inf"), y, clip)
-        return net.weight.detach() - before, types
+        moves = [(p.detach() - b).flatten() for p, b in zip(net.parameters(), before, strict=True)]
+        return torch.cat(moves), types
 
     def by_hand(net, optimizer, scaler, x, y, clip):
         optimizer.zero_grad()
@@ -169,9 +175,17 @@ def amp_step(amp_step) -> None:
         raise Wrong("the weights hardly move: the gradients were clipped while they were scaled")
     if found.norm() > right.norm() * 2:
         raise Wrong("the weights move too far: the gradients are not clipped, or still scaled")
-    expect("in two steps, the weight moves by what", found.norm().item(), right.norm().item())
+    moves = found.norm().item(), found[-3:].norm().item()  # of all, of the bias
+    expect(
+        "in two steps, the weights and the bias move by what",
+        moves,
+        (right.norm().item(), right[-3:].norm().item()),
+    )
     if not update.called:
         raise Wrong("the scaler is never updated: after an overflow its scale would stay")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    if not torch.isfinite(moved(amp_step, scaler, overflow=True)[0]).all():
+    if moved(amp_step, scaler, overflow=True)[0].count_nonzero():  # NaN is not zero
         raise Wrong("a step was taken whose gradients are not finite: only scaler.step skips it")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    right, found = (moved(*step, clip=1e4)[0] for step in ((by_hand, None), (amp_step, scaler)))
+    expect("where nothing needs clipping, the weight moves by what", found.norm(), right.norm())

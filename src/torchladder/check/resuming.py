@@ -2,8 +2,10 @@
 
 import copy
 import io
+import itertools
 import os
 import signal
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -26,16 +28,23 @@ def _net(*names: str) -> nn.Module:
 def load_any_rung(load_any_rung) -> None:
     plain = nn.ModuleDict({"a": _net("fc", "head")})
     own_child = nn.ModuleDict({"module": nn.ModuleDict({"a": _net("fc")})})
+    with_buffers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with_buffers[1].running_mean.fill_(3)
     files = [  # a net, what its keys begin with, and what they begin with in the file
         (plain, "", "module."), (plain, "", "_orig_mod.module."), (plain, "a.", "a._orig_mod."),
         (own_child, "", ""), (own_child, "", "module."), (_net("module", "fc"), "", ""),
+        (plain, "", "module._orig_mod."), (plain, "a.", "module.a._orig_mod."),
+        (own_child, "module.", "module._orig_mod."), (own_child, "", "_orig_mod."),
+        (own_child, "module.", "module.module._orig_mod."), (with_buffers, "", "module."),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        for net, old, new in files:
+        for turned, (net, old, new) in itertools.product((False, True), files):
             state = {new + k.removeprefix(old): value for k, value in net.state_dict().items()}
-            torch.save(state, f"{folder}/file.pt")
-            like, model = f"keys are like {next(iter(state))!r}", copy.deepcopy(net)
-            _ = [nn.init.zeros_(parameter) for parameter in model.parameters()]
+            like = f"keys are like {next(iter(state))!r}" + ", in another order," * turned
+            torch.save(dict(reversed(state.items())) if turned else state, f"{folder}/file.pt")
+            model = copy.deepcopy(net)
+            _ = [value.zero_() for value in model.state_dict().values()]
+            weight = next(model.parameters())
             try:
                 load_any_rung(model, f"{folder}/file.pt")
             except RuntimeError as error:
@@ -43,8 +52,12 @@ def load_any_rung(load_any_rung) -> None:
             for key, value in net.state_dict().items():
                 mistakes = {"is left as it was": torch.zeros_like(value)}
                 expect(f"if {like}, {key}", model.state_dict()[key], value, mistakes)
-        for what, odd in (("missing", _net("fc")), ("left over", _net("fc", "b", "c"))):
-            torch.save(odd.state_dict(), f"{folder}/odd.pt")
+            if next(model.parameters()) is not weight:
+                raise Wrong("the model's parameters are new ones, which its optimizer lacks")
+        odd = [("missing", _net("fc")), ("left over", _net("fc", "b", "c"))]
+        for (what, net), prefix in itertools.product(odd, ("", "module.")):
+            state = {prefix + key: value for key, value in net.state_dict().items()}
+            torch.save(state, f"{folder}/odd.pt")
             try:
                 load_any_rung(_net("fc", "b"), f"{folder}/odd.pt")
             except (RuntimeError, KeyError, ValueError):
@@ -56,23 +69,30 @@ def load_any_rung(load_any_rung) -> None:
     "14", minutes=15, hint="load_state_dict() goes by position: parameter i gets state[params[i]]."
 )
 def optimizer_state_for(optimizer_state_for) -> None:
-    old, new = _net("a", "b", "c", "unused"), _net("b", "c", "unused", "a")
-    optimizer = torch.optim.Adam(old.parameters(), lr=0.125)
+    old, new = _net("a", "b", "c", "unused"), _net("b")
+    old["norm"], new["norm"] = nn.BatchNorm1d(2), nn.BatchNorm1d(2)  # buffers have no state
+    new.update(_net("c", "unused", "a"))
+    optimizer = torch.optim.Adam(old.parameters(), lr=0.125, betas=(0.5, 0.9))
     for i, (name, parameter) in enumerate(old.named_parameters()):
         parameter.grad = None if "unused" in name else torch.full_like(parameter, i + 1.0)
     optimizer.step()
     saved, names = optimizer.state_dict(), [name for name, _ in old.named_parameters()]
-    before = repr(saved)
+    before = repr((saved, names))
     loaded = torch.optim.Adam(new.parameters(), lr=1.0)
     loaded.load_state_dict(optimizer_state_for(new, saved, names))
-    if repr(saved) != before:
-        raise Wrong("the saved state that you were given is changed")
-    expect("the learning rate", loaded.param_groups[0]["lr"], 0.125)
+    if repr((saved, names)) != before:
+        raise Wrong("the saved state or the names that you were given are changed")
+    for name, option in (("lr", 0.125), ("betas", (0.5, 0.9))):
+        expect(f"the optimizer's {name}", loaded.param_groups[0][name], option)
     averages = {n: optimizer.state[p].get("exp_avg") for n, p in old.named_parameters()}
     for name, parameter in new.named_parameters():
         found = loaded.state.get(parameter, {}).get("exp_avg")
         others = {f"is that of {n}": v for n, v in averages.items() if v is not None}
         expect(f"the momentum of {name}", found, averages[name], others)
+    some = {name for name, p in new.named_parameters() if loaded.state.get(p)}
+    expect(
+        "the parameters without a state", sorted({*names} - some), ["unused.bias", "unused.weight"]
+    )
     try:
         optimizer_state_for(_net("a", "new"), saved, names)
     except (KeyError, ValueError):
@@ -94,27 +114,34 @@ class _Bomb:
 
 @exercise("15", minutes=10, hint="Write beside it; os.fsync; os.replace; after an error, tidy up.")
 def save_safely(save_safely) -> None:
-    calls, fsync = [], os.fsync
-    os.fsync = lambda fd: calls.append(None) or fsync(fd)
+    synced, moved, fsync = [0], [], os.fsync
+
+    def note_sync(fd):
+        fsync(fd)
+        about = os.stat(fd)
+        synced.append(about.st_size * stat.S_ISREG(about.st_mode))
 
     def note(event, args):
         if event == "os.rename":  # os.replace is one, too
             source, target = (Path(os.fsdecode(path)) for path in args[:2])
-            calls.append((source.resolve().parent, target.exists()))
+            on_disk = max(synced) >= source.stat().st_size
+            moved.append((source.resolve().parent, target.exists(), on_disk, len(synced)))
 
+    os.fsync = note_sync
     sys.addaudithook(note)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "last.pt")
         for value, given in ((1, str(path)), (2, path)):  # the second time a file is there
             save_safely({"value": torch.tensor(value)}, given)
             expect("what was saved", torch.load(path)["value"], torch.tensor(value))
-        moved = [call for call in calls if call]
         if len(moved) < 2:
             raise Wrong("the old file is overwritten where it lies: half-written, it is lost")
-        if any(parent != path.resolve().parent for parent, _ in moved):
+        if any(parent != path.resolve().parent for parent, *_ in moved):
             raise Wrong("the temporary file lies in another folder, perhaps on another disk")
-        if calls[0]:
+        if moved[0][3] == 1:
             raise Wrong("the new file takes the old one's place before it is on the disk")
+        if not moved[0][2]:
+            raise Wrong("os.fsync comes before all bytes have left Python: flush or close first")
         if not os.fork():
             save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=True)}, path)
         os.wait()
@@ -127,8 +154,16 @@ def save_safely(save_safely) -> None:
         except ZeroDivisionError:
             _still_there(path, "saving failed")
             expect("the folder after an error", os.listdir(folder), ["last.pt"])
+        else:
+            raise Wrong("an error while saving does not reach the caller")
+        Path(folder, "a_folder", "inside").mkdir(parents=True)
+        try:
+            save_safely({"value": torch.ones(9)}, Path(folder, "a_folder"))
+        except OSError:
+            left = sorted(os.listdir(folder))
+            expect("where the last step fails, the folder", left, ["a_folder", "last.pt"])
             return
-        raise Wrong("an error while saving does not reach the caller")
+        raise Wrong("an error of the last step, the rename, does not reach the caller")
 
 
 def _still_there(path: Path, when: str) -> None:
@@ -146,7 +181,7 @@ def newest_whole(newest_whole) -> None:
         expect("for an empty folder, what is returned", newest_whole(folder), None)
         for step in (8, 9, 10, 100, 101, 102, 103):
             torch.save({"weights": torch.full((100,), float(step))}, f"{folder}/step_{step}.pt")
-        for other in ("best.pt", "step_last.pt", "step_104.pt.tmp"):
+        for other in ("best.pt", "step_last.pt", "step_104.pt.tmp", "old_step_105.pt"):
             torch.save({}, f"{folder}/{other}")
         whole = Path(folder, "step_100.pt")
         data = {s: bytearray(whole.with_name(f"step_{s}.pt").read_bytes()) for s in range(100, 104)}
@@ -166,6 +201,9 @@ def newest_whole(newest_whole) -> None:
         why[103] = "whose list of contents is damaged"
         taken = {f"is step_{n}.pt, {reason}": f"step_{n}.pt" for n, reason in why.items()}
         expect("the file", found and Path(found).name, "step_10.pt", taken)
+        for name in ("step_8.pt", "step_9.pt", "step_10.pt"):
+            Path(folder, name).unlink()
+        expect("where no file is whole, what is returned", newest_whole(folder), None)
 
 
 class _Run:
@@ -235,7 +273,7 @@ def pack_and_unpack(pack, unpack) -> None:
 )
 def train_until_told(train_until_told) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for told, at in ((ranks - 1, 3), (0, 0), (None, 9)):
+    for told, at in ((ranks - 1, 3), (0, 0), (1, 5), (None, 9)):
         done, usual = [], signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
         def step(i, told=told, at=at, done=done):
@@ -246,7 +284,7 @@ def train_until_told(train_until_told) -> None:
 
         found = train_until_told(step, 6)
         right = min(at + 1, 6)
-        if told is not None and len(done) == 6:
+        if at < 5 and len(done) == 6:
             raise Wrong(f"rank {told} was told to stop in step {at}, and all steps were done")
         expect("how many steps were done", len(done), right)
         expect("what is returned", found, right, {f"is the last step, {at}: count it": at})

@@ -18,6 +18,8 @@ def training_bytes(training_bytes) -> None:
     plain, half = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False).bfloat16()
     frozen, tied = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)), nn.ModuleList()
     frozen[0].requires_grad_(False)
+    part = nn.Linear(10, 10)
+    part.bias.requires_grad_(False)
     tied.extend([nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)])
     tied[1].weight = tied[0].weight
     for said, net, states, right in (
@@ -26,9 +28,16 @@ def training_bytes(training_bytes) -> None:
         ("bfloat16, Adam", half, 2, 800),
         ("a weight that two layers share, momentum", tied, 1, 1200),
         ("batch norm, SGD", nn.BatchNorm1d(10), 0, 160),
+        ("float32 and bfloat16, Adam", nn.Sequential(plain, half), 2, 1600 + 800),
+        ("a frozen bias, SGD", part, 0, 840),
+        ("on meta, Adam", nn.Sequential(plain, nn.Linear(10, 1)).to("meta"), 2, 4 * 444),
+        ("nothing but a ReLU, Adam", nn.ReLU(), 2, 0),
     ):
         every = sum(p.nbytes for p in net.parameters())
-        of_each, size = (right - every) / (1 + states), next(net.parameters()).itemsize
+        of_each, size = (
+            (right - every) / (1 + states),
+            next(iter([*net.parameters(), torch.ones(1)])).itemsize,
+        )
         mistakes = {
             "counts 4 bytes for each number, whatever its dtype": right * 4 / size,
             "counts gradients and state of frozen parameters": every * (2 + states),
@@ -42,10 +51,15 @@ def training_bytes(training_bytes) -> None:
 @on_ranks("12", minutes=15, hint="Equal pieces need padding; cut it off afterwards.")
 def shard_and_gather(shard, gather) -> None:
     ranks = dist.get_world_size()
-    for shape in ((8, 3), (7, 2), (2, 5), (1,)):
-        whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    earlier = []
+    for shape, dtype in (
+        ((8, 3), torch.float64), ((7, 2), torch.bfloat16), ((2, 5), torch.int64),
+        ((1,), torch.float32), ((5, 2, 3), torch.float32),
+    ):  # fmt: skip
+        whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
         kept = whole.clone()
         piece = shard(whole)
+        earlier.append((piece, shape, kept))
         rows = -(-shape[0] // ranks)
         said, most = f"of a tensor of shape {list(shape)}", rows * whole[:1].numel()
         if piece.numel() > most:
@@ -55,12 +69,16 @@ def shard_and_gather(shard, gather) -> None:
         lost = {"lacks the last rows": kept[: shape[0] // ranks * ranks]}
         expect(f"{said}, what is gathered", gather(piece, shape), kept, lost)
         expect(f"{said}, the tensor that was given", whole, kept)
+    for piece, shape, kept in earlier:  # as if an optimizer had trained it
+        said = f"of a tensor of shape {list(shape)}, what is gathered"
+        expect(f"{said} when all pieces have doubled", gather(2 * piece, shape), 2 * kept)
 
 
 @on_ranks("12", minutes=15, hint="Which gradient does the owner need? Who knows the result?")
 def zero_step(zero_step) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     start = [torch.arange(6.0), torch.ones(2, 3), torch.tensor([2.0]), torch.ones(4), torch.ones(5)]
+    start[3] = start[3].double()
     parameters = [nn.Parameter(value.clone()) for value in start]
     owner = [i % ranks for i in range(len(start))][::-1]
     mine = [p for p, of in zip(parameters, owner, strict=True) if of == rank]
@@ -86,11 +104,13 @@ def zero_step(zero_step) -> None:
             }
             said = f"after step {step}, parameter {i} of rank {owner[i]}"
             expect(said, parameter.detach(), right, mistakes if step == 1 else None)
+            if not (parameter.requires_grad and parameter.is_leaf):
+                raise Wrong(f"{said} can no longer be trained: copy under torch.no_grad()")
 
 
 @exercise("19", minutes=10, hint="divmod(rank, columns) is the row and the column.")
 def groups_of(groups_of) -> None:
-    for rows, columns in ((2, 4), (4, 2), (3, 1), (1, 3)):
+    for rows, columns in ((2, 4), (4, 2), (3, 1), (1, 3), (3, 3), (1, 1)):
         mesh = torch.arange(rows * columns).reshape(rows, columns)
         for rank in range(rows * columns):
             row, column = divmod(rank, columns)
@@ -105,7 +125,10 @@ def groups_of(groups_of) -> None:
                 ],
                 "lack the rank itself": [[i for i in part if i != rank] for part in right],
             }
-            found = [sorted(part) for part in groups_of(rank, rows, columns)]
+            groups = groups_of(rank, rows, columns)
+            if any(isinstance(part, torch.Tensor) for part in groups):
+                raise Wrong("the groups are tensors, not lists")
+            found = [sorted(part) for part in groups]
             expect(f"the groups of rank {rank} in {rows} x {columns}", found, right, mistakes)
 
 
@@ -114,6 +137,7 @@ def steps_and_rate(steps_and_rate) -> None:
     for samples, batch, ranks, parts, last in (
         (1000, 10, 1, 1, False), (1000, 10, 4, 5, True), (1003, 10, 4, 2, False),
         (1003, 10, 4, 2, True), (7, 4, 2, 1, False),
+        (5, 4, 2, 1, True), (8, 4, 2, 1, True), (9, 4, 2, 2, False), (1003, 10, 1, 3, True),
     ):  # fmt: skip
         step = batch * ranks * parts
         right = [samples // step if last else -(-samples // step), 0.1 * step / batch]
