@@ -135,12 +135,15 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 @exercise("04", minutes=15, hint="A named tuple takes its values one by one. A text is a sequence.")
 def move(move) -> None:
+    module = nn.Linear(1, 1)
     makers = {
         "a tensor": lambda x: x,
         "a list": lambda x: [x, 2, None, "cat"],
         "a tuple of one": lambda x: (x,),
         "a named tuple in a list": lambda x: [Pair(x, "cat"), Pair(None, x)],
         "tuples in a list in a dict": lambda x: {"a": [(x, x), (1.5, x)], "b": True, 3: x},
+        "lists in a named tuple": lambda x: Pair([x, {"a": x}], (x,)),
+        "a module beside a tensor": lambda x: [x, module],
         "what is empty": lambda x: {"a": [], "b": (), "c": {}, "d": ""},
     }
     for what, make in makers.items():
@@ -149,6 +152,8 @@ def move(move) -> None:
             given, right = make(x), make(x.to(device))
             before = repr(given)
             found = move(given, device)
+            if module.weight.is_meta:
+                raise Wrong("a module in the batch is moved, too: it is no tensor")
             if repr(given) != before:
                 raise Wrong(f"{what}: the batch that you were given is changed")
             if repr(found) == before != repr(right):

@@ -84,8 +84,7 @@ def accuracy_over_ranks(accuracy_over_ranks) -> None:
             "is this rank's": means[rank],
             "is the sum of the ranks' accuracies": sum(means),
         }
-        given = torch.tensor(right[rank]).view([1] * (counts[0] % 2))  # of one dimension or none
-        found = accuracy_over_ranks(given, count[rank])
+        found = accuracy_over_ranks(torch.tensor(right[rank]), count[rank])
         said = f"with {right} right of {count}, the accuracy"
         expect(said, float(found), sum(right) / sum(count), mistakes)
 
@@ -122,7 +121,7 @@ def average_gradients(average_gradients) -> None:
         if name.startswith(("first", "last")):
             numbers = torch.arange(1, parameter.numel() + 1).reshape(parameter.shape)
             own[name] = numbers.to(parameter.dtype) + i
-            parameter.grad = own[name] * (rank + 1) ** 2
+            parameter.grad = own[name].movedim(0, -1).contiguous().movedim(-1, 0) * (rank + 1) ** 2
     average_gradients(net)
     total = sum((r + 1) ** 2 for r in range(ranks))
     for name, parameter in net.named_parameters():

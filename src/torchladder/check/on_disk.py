@@ -151,7 +151,8 @@ def renamed(renamed) -> None:
         ({"a": "z", "a.b": "first"}, nested),
         ({"a": "b", "b": "c"}, {"b.w": "c.w", "a.w": "b.w"}),
         ({"a.b": "", "a": "z"}, {"a.b.w": "w", "a.c": "z.c", "x.a.b": "x.a.b"}),
-        ({"a": "z", "a.w": "y.v"}, {"a.w": "y.v", "a.w2": "z.w2"}),
+        ({"a": "z", "a.w": "y.v"}, {"a.w": "y.v", "a.w2": "z.w2", "ab": "ab", "a-w": "a-w"}),
+        ({"a.b": "z"}, {"axb.w": "axb.w", "a.b": "z"}),
     ):
         state = {key: torch.tensor(float(i)) for i, key in enumerate(right)}
         before, given = dict(state), dict(names)
