@@ -396,7 +396,13 @@ class _CpuPickler(cloudpickle.Pickler):
             return moved.__reduce_ex__(4)
         if isinstance(thing, types.ModuleType) and type(thing) is not types.ModuleType:
             return importlib.import_module, (thing.__name__,)
+        if isinstance(thing, types.CodeType):  # of which cloudpickle 3.1.3 forgets the file
+            return _code_of, (thing.co_filename, *self.dispatch_table[types.CodeType](thing))
         return super().reducer_override(thing)
+
+
+def _code_of(file: str, make: Callable, parts: tuple) -> types.CodeType:
+    return make(*parts).replace(co_filename=file)
 
 
 def _to_bytes(thing: object, complaint: str = "") -> bytes:
