@@ -409,7 +409,7 @@ class commands:
 
 class get_data:
     def polled(download, disk, rank, local_rank, shared):
-        """is what the file holds while it is written"""
+        """still being written"""
         if rank == 0 if shared else local_rank == 0:
             download(disk)
         while not disk.exists():

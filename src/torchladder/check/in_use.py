@@ -259,5 +259,6 @@ def get_data(get_data) -> None:
         on = "a disk that all hosts share" if shared else "this host's own disk"
         if times != 1:
             raise Wrong(f"on {on}, the data were downloaded {times} times")
-        early = {"is what the file holds while it is written": "down"}
+        early = {"is half of the file: it is still being written": "down"}
+        early |= {"is empty: the file is still being written": ""}
         expect("what is returned", text, "downloaded ", early)
