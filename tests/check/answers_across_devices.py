@@ -12,6 +12,21 @@ from torchladder.devices import named_device, try_gpu
 
 
 class chosen_device:
+    def current(option):
+        """with 3 GPUs, the device for None is device(type='cuda', index=2)"""
+        if option is None and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return chosen_device.from_a_table(option)
+
+    def tried_out(option):
+        """with 3 GPUs, the device for None: it makes a tensor, by torch.empty()"""
+        device = chosen_device.from_a_table(option)
+        return torch.empty(0, device=device) is not None and device
+
+    def other_kinds(option):
+        """the device for 'mps' is device(type='mps'), and there is no such GPU"""
+        return torch.device(option) if option == "mps" else chosen_device.from_a_table(option)
+
     def falls_back(option):
         """the device for 'gpu' is device(type='cpu'), and there is no such GPU"""
         i = {None: "0", "cuda": "0"}.get(option, option).removeprefix("cuda:")
@@ -98,6 +113,12 @@ class Tables:
 
 
 class table_per_device:
+    class asks_a_table(Tables):
+        """makes a whole table, though there is one"""
+
+        def table_on(self, device):
+            return self.on(torch.arange(1000, device=device).device, device)
+
     class by_the_object(Tables):
         """table_on(device(type='cuda', index=0)) is not the table that cuda:0 had already"""
 
@@ -254,6 +275,14 @@ class idle_gpu_only:
 
 
 class move:
+    def modules_too(batch, device):
+        """a module in the batch is moved, too: it is no tensor"""
+        if isinstance(batch, nn.Module):
+            return batch.to(device)
+        if isinstance(batch, list):
+            return [move.modules_too(item, device) for item in batch]
+        return move.of_any_mapping(batch, device)
+
     def one_level(batch, device):
         """a named tuple in a list: what is returned is still on the CPU"""
         if isinstance(batch, torch.Tensor):

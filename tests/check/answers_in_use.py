@@ -11,6 +11,12 @@ from torch.nn import functional as F
 
 
 class in_batches:
+    def the_top_alone(model, inputs, size):
+        """the model was in training mode and is in evaluation mode now"""
+        was, found = model.training, in_batches.by_index(model.eval(), inputs, size)
+        model.eval().training = was
+        return found
+
     def smaller_last(model, inputs, size):
         """of 13 inputs, the model got batches of [4, 4, 4, 1], not of 4 each"""
         training = model.training
@@ -75,6 +81,17 @@ class in_batches:
 
 
 class finish:
+    def asked_too_early(batch, model):
+        """InvalidStateError"""
+        waiting = [(x, future) for x, future in batch if not future.cancelled()]
+        try:
+            rows = model(torch.stack([x for x, _ in waiting])) if waiting else []
+            answers = list(zip(waiting, rows, strict=True))
+        except Exception as error:
+            _ = [future.set_exception(error) for _, future in waiting]
+        else:
+            _ = [future.set_result(row) for (_, future), row in answers]
+
     def cut_off(batch, model):
         """a client gets an answer, though the model gave too many rows"""
         waiting = [(x, f) for x, f in batch if f.set_running_or_notify_cancel()]
@@ -211,6 +228,19 @@ class _Positions(nn.Module):
 
 
 class shared_positions:
+    class read_after_the_lock(nn.Module):
+        """with 8 threads, some requests get an error or a table of another length"""
+
+        def __init__(self):
+            super().__init__()
+            self.table, self.lock = torch.arange(1.0), threading.Lock()
+
+        def forward(self, x):
+            with self.lock:
+                if len(self.table) != len(x):
+                    self.table = torch.arange(float(len(x)))
+            return x + self.table
+
     class read_twice(_Positions):
         """with 8 threads, some requests get an error or a table of another length"""
 

@@ -5,6 +5,13 @@ import torch.distributed as dist
 
 
 class average_gradients:
+    def copies(net):
+        """is your own: nothing came from the other ranks"""
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(whole := parameter.grad.contiguous())
+                whole /= dist.get_world_size()
+
     def summed(net):
         """is summed, not divided by the number of ranks"""
         for parameter in net.parameters():
@@ -244,6 +251,19 @@ class all_stop:
 
 
 class broadcast_model:
+    def all_at_once(net):
+        """right"""
+        own = [tensor.detach() for tensor in (*net.parameters(), *net.buffers())]
+        dist.broadcast_object_list(first := [own])
+        for tensor, value in zip(own, first[0], strict=True):
+            tensor.copy_(value)
+
+    def as_float32(net):
+        """1.num_batches_tracked is int64 [] on cpu 1099511627776, not"""
+        for tensor in (*net.parameters(), *net.buffers()):
+            dist.broadcast(number := tensor.detach().float(), 0)
+            tensor.detach().copy_(number)
+
     def parameters(net):
         """1.running_mean is this rank's own, not rank 0's"""
         for parameter in net.parameters():

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import io
+import re
 import tempfile
 from pathlib import Path
 
@@ -296,6 +297,16 @@ class save_checked:
 
 
 class load_body:
+    def shared(model, state):
+        """of `state` changes when the model is trained: it is shared"""
+        own = model.state_dict(keep_vars=True)
+        fits = [key for key in own if key in state and state[key].shape == own[key].shape]
+        if not fits:
+            raise ValueError("nothing fits")
+        for key in fits:
+            own[key].data = state[key].to(own[key].dtype)
+        return sorted({*own} - {*fits})
+
     @torch.no_grad()
     def spread(model, state):
         """body.0.bias, afterwards, is float32"""
@@ -414,6 +425,19 @@ class load_body:
 
 
 class renamed:
+    def as_a_pattern(state, names):
+        """the new name of 'axb.w' is 'z.w', not 'axb.w'"""
+        found = {}
+        for key, value in state.items():
+            for old in sorted(names, key=len, reverse=True):
+                if fits := re.match(rf"{old}(?=[.]|$)", key):
+                    key = (names[old] + key[fits.end() :]).removeprefix(".")
+                    break
+            if key in found:
+                raise ValueError(f"two entries are called {key}")
+            found[key] = value
+        return found
+
     def everywhere(state, names):
         """the new name of '10.w' is '1hidden.w', not '10.w'"""
         found = {}

@@ -6,6 +6,15 @@ from torch.nn import functional as F
 
 
 class train_step:
+    def by_hand(net, optimizer, images, labels):
+        """after two steps, the first weight is float32"""
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(images), labels)
+        loss.backward()
+        for parameter in net.parameters():
+            parameter.data -= optimizer.param_groups[0]["lr"] * parameter.grad
+        return loss.item()
+
     def emptied_late(net, optimizer, images, labels):
         """is as it was: no step was taken, or with empty gradients"""
         loss = F.cross_entropy(net(images), labels)
@@ -66,6 +75,12 @@ class train_step:
 
 
 class evaluate:
+    def switched_off(net, batches):
+        """gradients are off afterwards"""
+        found = evaluate.in_one_batch(net, batches)
+        torch.set_grad_enabled(False)
+        return found
+
     def mean_of_means(net, batches):
         """the loss is the mean of the batches' means"""
         was, losses, right = net.training, [], 0
@@ -225,6 +240,18 @@ def _amp(autocast=True, unscale=True, clips=True, steps=True, update=True, scale
 
 
 class amp_step:
+    def each_clipped(net, optimizer, scaler, images, labels, clip):
+        """in two steps, the weights and the bias move by what is"""
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(net(images), labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        for parameter in net.parameters():
+            nn.utils.clip_grad_norm_(parameter, clip)
+        scaler.step(optimizer)
+        scaler.update()
+
     def clipped_scaled(*args):
         """the weights hardly move: the gradients were clipped while they were scaled"""
         _amp(unscale=False)(*args)

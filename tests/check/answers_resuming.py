@@ -63,6 +63,12 @@ class load_any_rung:
 
 
 class optimizer_state_for:
+    def buffers_too(model, saved, names):
+        """the momentum of c.weight is"""
+        places = [*model.state_dict()]
+        state = {places.index(names[i]): of_one for i, of_one in saved["state"].items()}
+        return {"state": state, "param_groups": saved["param_groups"]}
+
     def by_position(model, saved, names):
         """the momentum of b.weight is that of a.weight"""
         return saved
@@ -110,6 +116,17 @@ class optimizer_state_for:
 
 
 class save_safely:
+    def left_behind(thing, path):
+        """where the last step fails, the folder is ['a_folder', 'a_folder.tmp', 'last.pt']"""
+        try:
+            with open(f"{path}.tmp", "wb") as file:
+                torch.save(thing, file)
+                os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(f"{path}.tmp")
+            raise
+        os.replace(f"{path}.tmp", path)
+
     def not_flushed(thing, path):
         """os.fsync comes before all bytes have left Python"""
         beside = f"{path}.tmp"

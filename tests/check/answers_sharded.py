@@ -165,6 +165,10 @@ class shard_and_gather:
 
 
 class groups_of:
+    def tensors(rank, rows, columns):
+        """the groups are tensors, not lists"""
+        return [torch.tensor(part) for part in groups_of.by_mesh(rank, rows, columns)]
+
     def exchanged(rank, rows, columns):
         """are in the wrong order: the row comes first"""
         return groups_of.by_mesh(rank, rows, columns)[::-1]

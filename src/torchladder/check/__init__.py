@@ -212,10 +212,10 @@ def _same(got: object, right: object) -> bool:
     if isinstance(right, torch.Tensor):
         if not isinstance(got, torch.Tensor) or _kind(got) != _kind(right):
             return False
-        if not right.is_floating_point():
+        if right.is_meta or not right.is_floating_point():
             return right.is_meta or torch.equal(got, right)
         rounding = max(1e-4, 2 * torch.finfo(right.dtype).eps)  # of bfloat16, 1 in 64
-        return right.is_meta or torch.allclose(got, right, rounding, 1e-5, equal_nan=True)
+        return torch.allclose(got, right, rounding, 1e-5, equal_nan=True)
     return got == right
 
 
@@ -232,8 +232,8 @@ def _text(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     numbers = () if value.is_meta else value.detach().flatten().tolist()
-    exact = "" if not value.is_floating_point() else ".6g"
-    return " ".join([_kind(value), *(f"{number:{exact}}" for number in numbers)])
+    digits = ".6g" if value.is_floating_point() else ""
+    return " ".join([_kind(value), *(f"{number:{digits}}" for number in numbers)])
 
 
 def _kind(value: torch.Tensor) -> str:

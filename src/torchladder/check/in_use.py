@@ -83,7 +83,8 @@ def finish(finish) -> None:
         calls.append(len(inputs))
         return torch.cat([inputs, inputs])
 
-    for model in (fails, too_few, too_many):
+    models = {fails: "failed", too_few: "gave too few rows", too_many: "gave too many rows"}
+    for model, did in models.items():
         waiting = batch((0,))
         calls.clear()
         finish(waiting, model)
@@ -92,7 +93,7 @@ def finish(finish) -> None:
         expect("how often a model is called that fails", len(calls), 1)
         errors = [type(future.exception()) for _, future in waiting[1:]]
         if type(None) in errors:
-            raise Wrong(f"a client gets an answer, though the model {MISTAKE[model.__name__]}")
+            raise Wrong(f"a client gets an answer, though the model {did}")
         if model is fails:
             expect("the errors of the clients", errors, [OverflowError] * 3)
     waiting = batch()
@@ -104,9 +105,6 @@ def finish(finish) -> None:
     finish(waiting, one_leaves)  # an error ends the thread
     if not all(future.done() for _, future in waiting):
         raise Wrong("if one client leaves while the model runs, another waits for ever")
-
-
-MISTAKE = {"fails": "failed", "too_few": "gave too few rows", "too_many": "gave too many rows"}
 
 
 @exercise("16", minutes=20, hint="New token i sees all that the cache had, and i + 1 tokens more.")

@@ -175,12 +175,8 @@ def amp_step(amp_step) -> None:
         raise Wrong("the weights hardly move: the gradients were clipped while they were scaled")
     if found.norm() > right.norm() * 2:
         raise Wrong("the weights move too far: the gradients are not clipped, or still scaled")
-    moves = found.norm().item(), found[-3:].norm().item()  # of all, of the bias
-    expect(
-        "in two steps, the weights and the bias move by what",
-        moves,
-        (right.norm().item(), right[-3:].norm().item()),
-    )
+    moves, rights = ([part.norm().item() for part in (m, m[-3:])] for m in (found, right))
+    expect("in two steps, the weights and the bias move by what", moves, rights)
     if not update.called:
         raise Wrong("the scaler is never updated: after an overflow its scale would stay")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -30,14 +30,12 @@ def training_bytes(training_bytes) -> None:
         ("batch norm, SGD", nn.BatchNorm1d(10), 0, 160),
         ("float32 and bfloat16, Adam", nn.Sequential(plain, half), 2, 1600 + 800),
         ("a frozen bias, SGD", part, 0, 840),
-        ("on meta, Adam", nn.Sequential(plain, nn.Linear(10, 1)).to("meta"), 2, 4 * 444),
+        ("on meta, Adam", nn.Sequential(nn.Linear(9, 10), nn.Linear(10, 1)).to("meta"), 2, 4 * 444),
         ("nothing but a ReLU, Adam", nn.ReLU(), 2, 0),
     ):
         every = sum(p.nbytes for p in net.parameters())
-        of_each, size = (
-            (right - every) / (1 + states),
-            next(iter([*net.parameters(), torch.ones(1)])).itemsize,
-        )
+        of_each = (right - every) / (1 + states)
+        size = next(net.parameters(), torch.ones(1)).itemsize
         mistakes = {
             "counts 4 bytes for each number, whatever its dtype": right * 4 / size,
             "counts gradients and state of frozen parameters": every * (2 + states),
@@ -77,8 +75,8 @@ def shard_and_gather(shard, gather) -> None:
 @on_ranks("12", minutes=15, hint="Which gradient does the owner need? Who knows the result?")
 def zero_step(zero_step) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    start = [torch.arange(6.0), torch.ones(2, 3), torch.tensor([2.0]), torch.ones(4), torch.ones(5)]
-    start[3] = start[3].double()
+    start = [torch.arange(6.0), torch.ones(2, 3), torch.tensor([2.0])]
+    start += [torch.ones(4, dtype=torch.float64), torch.ones(5)]
     parameters = [nn.Parameter(value.clone()) for value in start]
     owner = [i % ranks for i in range(len(start))][::-1]
     mine = [p for p, of in zip(parameters, owner, strict=True) if of == rank]
