@@ -17,7 +17,7 @@ import chromium
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN_PAGE = re.compile(r'(?<=href=")(?:\.\./)*book/index\.html(?=#)')
+OWN_PAGE = re.compile(r'(?<=href=")(?:\.\./)*index\.html(?=#)')
 # The cheat sheet's style is for a sheet of its own.
 SHEET = re.compile(r'<link[^>]+/cheat_sheet\.css"[^>]*>')
 # Every page of the site, by the anchor that Sphinx gives it. Before its title, the anchor may be at
@@ -60,10 +60,9 @@ def join_pages(folder: Path) -> Path:
     sphinx = [sys.executable, "-m", "sphinx", "-q", "-b", "singlehtml", ROOT, folder]
     sphinx += ["-D", f"external_toc_path={contents}"]
     subprocess.run(sphinx, env=os.environ | {"PYTHONPATH": paths}, check=True)
-    page = folder / "book" / "index.html"
+    page = folder / "index.html"
     html = OWN_PAGE.sub("", SHEET.sub("", page.read_text(encoding="utf-8")))
-    # Sphinx takes the page to be at the top.
-    page.write_text(html.replace('="_static/', '="../_static/'), encoding="utf-8")
+    page.write_text(html, encoding="utf-8")
     return page
 
 

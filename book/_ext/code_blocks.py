@@ -47,7 +47,7 @@ class TracebackLexer(RegexLexer):
                 bygroups(Text, Name.Namespace, Text, Number, Text, Name.Function),
             ),
             (r"^[\w.]*(?:Error|Exception)(?=: )", Name.Exception),
-            (r"[^\n]*\n", Text),
+            (r"[^\n]*\n", Generic.Output),  # wraps, where frames of code do not
         ],
     }
 

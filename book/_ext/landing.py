@@ -12,12 +12,14 @@ import math
 import re
 import textwrap
 import tomllib
-from html import escape
 from pathlib import Path
 
 from controls import raw, rendered
 from docutils import nodes
 from error_clinic import note_catalogue
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 from recorded_runs import day
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -91,13 +93,15 @@ class Rungs(SphinxDirective):
         return [*parts, raw("</fieldset>")]
 
     def panel(self, rung, below):
-        says = f"[](../notebooks/{rung['chapter']}.ipynb). {rung['says']}"
+        says = f"[](/notebooks/{rung['chapter']}.ipynb). {rung['says']}"
         parts = [raw(f'<div class="rung-panel" data-rung="{rung["name"]}">')]
         parts += self.parse_text_to_nodes(says)
-        lines = [from_the_data_to_the_step(program["text"]) for program in (below, rung)]
+        programs = [from_the_data_to_the_step(program["text"]) for program in (below, rung)]
+        lines = new_lines(*programs)
+        shown = highlight("\n".join(programs[1]), PythonLexer(), HtmlFormatter(nowrap=True))
         code = "\n".join(
-            f"<mark>{escape(line[2:])}</mark>" if line[0] == "+" else escape(line[2:])
-            for line in new_lines(*lines)
+            f"<mark>{html}</mark>" if line[0] == "+" else html
+            for line, html in zip(lines, shown.splitlines(), strict=True)
         )
         return [*parts, raw(f'<div class="highlight"><pre tabindex="0">{code}</pre></div></div>')]
 
@@ -116,13 +120,13 @@ class Chapters(SphinxDirective):
         readme = Path(self.env.app.srcdir, "README.md")
         self.env.note_dependency(str(readme))
         rows = re.findall(r"^\| \[\d\d\]\((.*)\) \| (.*) \|$", readme.read_text("utf-8"), re.M)
-        lines = [f"| {page[10:12]} [](../{page}) | {question} |" for page, question in rows]
+        lines = [f"| {page[10:12]} [](/{page}) | {question} |" for page, question in rows]
         head = "| chapter | question |\n| --- | --- |\n"
         return self.parse_text_to_nodes(head + "\n".join(lines))
 
 
 class Routes(SphinxDirective):
-    """Lines such as ``I have one GPU: 05 06``."""
+    """Lines such as ``I have one GPU: 05 06``, each a list of chapters."""
 
     has_content = True
 
@@ -137,11 +141,10 @@ class Routes(SphinxDirective):
             tasks = sum(map(int, re.findall(r"### Exercise .*\((\d+) minutes\)", "".join(texts))))
             for file in files:
                 self.env.note_dependency(str(file))
-            links = " →\N{NO-BREAK SPACE}".join(f"[](/notebooks/{file.name})" for file in files)
             hours = f"{read / 60:.1f} h + {tasks / 60:.1f} h of exercises"
-            lines.append(f"| **{name}** | {links} | {hours} |")
-        head = "| | read, in this order | time |\n| --- | --- | --- |\n"
-        return self.parse_text_to_nodes(head + "\n".join(lines))
+            lines += ["{.route}", f"**{name}** ({hours})", "", "{.route}"]
+            lines += [*(f"- {file.name[:2]} [](/notebooks/{file.name})" for file in files), ""]
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 class Count(SphinxRole):

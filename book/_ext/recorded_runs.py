@@ -122,8 +122,10 @@ def link_runs(app, page, template, context, doctree):
     if links and WHERE in app.env.found_docs:
         links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
     if links:
-        line = f'<p class="as-run-on">As run on: {" · ".join(links)}</p>'
-        context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
+        line = f'<span class="as-run-on">As run on: {" · ".join(links)}</span>'
+        # In one line with the minutes that a chapter takes, if it says them
+        body, said = re.subn(r"(?<=to read\.</em>)(?=</p>)", f" {line}", context["body"], count=1)
+        context["body"] = body if said else body.replace("</h1>", f"</h1>\n<p>{line}</p>", 1)
     if found:
         context["metatags"] = context.get("metatags", "") + '<meta name="robots" content="noindex">'
 

@@ -25,13 +25,13 @@ TEXTS = (nodes.paragraph, nodes.math_block, nodes.title, nodes.rubric)
 NO_TEXT = (nodes.section, nodes.comment, toctree)
 # What a section counts by its page and anchor, the first that fits: some repeat what others say.
 WEIGHTS = {
-    r"book/(api|cheat_sheet|glossary|index|where_it)|.*#(exercise|summary|next|tidy|all-err)": 0.5,
+    r"index|book/(api|cheat_sheet|glossary|where_it)|.*#(exercise|summary|next|tidy|all-err)": 0.5,
     r".*/\d\d_rung_": 1.1,
     r".*/errors_": 1.05,
     "": 1,
 }
 # Not to be read, or drawn
-HIDDEN = re.compile(r"(?s)<(style|script|svg)\b.*?</\1>|<[^>]*>")
+HIDDEN = re.compile(r"(?s)<(style|script|svg|select)\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
 # What search.js says, with gaps.
 WORDS = {

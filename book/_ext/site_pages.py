@@ -143,13 +143,16 @@ def list_pages(app, exception):
         Path(app.outdir, "llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
-def light_without_scripts(app, exception):
-    """A page says ``auto``, which has no colours; the theme's script sets what is chosen."""
+def colour_at_once(app, exception):
+    """A page says ``auto``, which has no colours until the theme's script comes, or none does."""
+    dark = '(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")'
     if exception is None and app.builder.name == "html":
         for file in Path(app.outdir).rglob("*.html"):
             text = file.read_text("utf-8")
             if 'data-theme="auto"' in text:
-                file.write_text(text.replace('data-theme="auto"', 'data-theme="light"', 1), "utf-8")
+                text = text.replace('data-theme="auto"', 'data-theme="light"', 1)
+                chosen = 'localStorage.getItem("theme") || '
+                file.write_text(text.replace(f'{chosen}"auto"', chosen + dark, 1), "utf-8")
 
 
 def define_terms(app, page, template, context, doctree):
@@ -195,5 +198,5 @@ def setup(app):
     app.connect("doctree-read", gather_card)
     app.connect("doctree-read", keep_description)
     app.connect("build-finished", list_pages)
-    app.connect("build-finished", light_without_scripts)
+    app.connect("build-finished", colour_at_once)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -37,9 +37,9 @@
     const isError = ({ kind }) => kind === "error" || kind === "silent"; // of which the log has words
     const errors = matches.filter(isError).length;
     let reason = match.kind;
-    if (isError(match)) reason = place > 0 ? "later" : errors > 1 ? "first" : match.over.length ? "" : "only";
+    if (isError(match)) reason = place > 0 ? "later" : errors > 1 ? "first" : "";
     else if (match.kind === "follows" && errors === 0) reason = "follows-alone";
-    return [reason && phrase(reason), ...match.over.flatMap((id) => [` ${phrase("over")} `, linkTo(id)])];
+    return [...(reason ? [phrase(reason)] : []), ...match.over.flatMap((id) => [` ${phrase("over")} `, linkTo(id)])];
   }
 
   /** A line of the log, the words that matched marked, and not much around them. */
@@ -93,7 +93,7 @@
       make("p", "", make("strong", "", phrase("do"))),
       cure(id, text),
       ...(kind === "warning" ? [make("p", "", phrase("warning"))] : []),
-      make("details", "match-why", make("summary", "", phrase("why")), ...why),
+      ...(why.length ? [make("details", "match-why", make("summary", "", phrase("why")), make("p", "", ...why))] : []),
       make("p", "match-more", more));
   }
 
@@ -101,7 +101,7 @@
     const lines = text.split("\n");
     const items = matches.map((match, place) => answer(match.id, match.kind,
       [...match.words].slice(0, MOST_LINES).map(([line, words]) => logLine(line, lines[line - 1], words)), text,
-      make("p", "", ...reasons(match, place, matches))));
+      ...reasons(match, place, matches)));
     found.replaceChildren(make("ol", "matches", ...items));
     if (onlyNotices(text, matches)) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
@@ -155,6 +155,14 @@
     showAnswer();
   });
   log.after(example);
+
+  const clear = make("button", "try-example", phrase("clear"));
+  clear.addEventListener("click", () => {
+    log.value = "";
+    showAnswer();
+    log.focus();
+  });
+  one("#log-says").after(clear); // where an answer is read, the box is out of sight
 
   // --- files, whose text comes into the field ---
 

@@ -115,6 +115,7 @@
       const query = input.value.trim();
       if (query === asked) return;
       asked = query;
+      sessionStorage.setItem("query", query);
       if (query && !search) {
         box.hidden = false;
         says.textContent = "Loading the index …";
@@ -131,7 +132,13 @@
       if (most === ON_PAGE) history.replaceState(null, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
     }
 
-    input.addEventListener("focus", () => ready().catch(() => {})); // what is asked then says it
+    input.addEventListener("focus", () => {
+      ready().catch(() => {}); // what is asked then says it
+      if (input.value) return;
+      input.value = sessionStorage.getItem("query") ?? ""; // of the page before, whose hit was no answer
+      input.select();
+      look();
+    });
     input.addEventListener("input", () => {
       clearTimeout(waiting);
       waiting = setTimeout(look, PAUSE);

@@ -67,7 +67,9 @@ function showTitle() {
   const [name, title] = [one(".bd-header-article .site-name"), one(".bd-article h1")];
   if (!name || !title) return;
   name.dataset.name ??= name.textContent;
+  name.dataset.home ??= name.getAttribute("href");
   const away = title.getBoundingClientRect().bottom < 0;
+  name.href = away ? "#" : name.dataset.home; // a page's name leads to its top
   name.textContent = away ? title.firstChild.textContent + (title.querySelector(".section-number") ? title.childNodes[1].textContent : "") : name.dataset.name;
 }
 
@@ -97,6 +99,7 @@ function define({ type, target, pointerType }) {
 for (const type of ["pointerdown", "pointerover", "focusin"]) addEventListener(type, define);
 
 addEventListener("click", (event) => {
+  event.target.closest("figure.torchladder-figure")?.classList.toggle("large"); // on a phone; it is scrolled then
   const link = event.target.closest("a, .primary-toggle");
   if (link && link === firstTap) {
     event.preventDefault();

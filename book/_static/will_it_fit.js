@@ -8,6 +8,11 @@
   const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
   const COLUMNS = { ddp: 3, fsdp: 4, hsdp: 5 }; // of the table of memory
   const MOST_GPUS = 4096;
+  // What one may do if a model does not fit, each by a change of fields
+  const CURES = {
+    checkpointing: { checkpointing: "on" }, one: { batch: "1" }, eight: { optimizer: "adam-8bit" },
+    lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
+  };
 
   function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
     const element = document.createElementNS(`http://www.w3.org/${kind}`, tag);
@@ -246,8 +251,20 @@
     const gaps = { rung: phrase(name, { gpus }), have: inBytes(have), ...amounts(memory) };
     let enough = gpus;
     while (enough <= MOST_GPUS && verdict(on(enough)[4], have) !== "fits") enough += 1;
-    const more = phrase(enough > MOST_GPUS ? "never" : "enough", { most: MOST_GPUS, gpus: enough });
-    return [kind, kind === "fits" ? phrase(kind, gaps) : `${phrase(kind, gaps)} ${more}`];
+    const more = phrase(enough > MOST_GPUS ? "never" : "enough", { ...gaps, most: MOST_GPUS, gpus: enough });
+    return [kind, phrase(kind, gaps), ...(kind === "fits" ? [] : [more, cures(gpus, have)])];
+  }
+
+  /** With which one change it would or might fit on these GPUs, by one or by FSDP. */
+  function cures(gpus, have) {
+    const found = Object.keys(CURES).filter((name) => {
+      const before = Object.keys(CURES[name]).map((field) => [field, text(field)]);
+      putAll(Object.entries(CURES[name]));
+      const { 0: single, 4: fsdp } = memories()(gpus);
+      putAll(before);
+      return [single, fsdp].some((memory) => verdict(memory, have) !== "not");
+    });
+    return found.length ? phrase("cures", { cures: found.map((name) => phrase(`cure-${name}`)).join(", or with ") }) : "";
   }
 
   function amounts({ total, at_least }) {
@@ -281,6 +298,8 @@
   }
 
   function showMemory(table, says, figure) {
+    const more = one(".memory-more");
+    more.textContent = "";
     const [have, gpus, on] = [number("memory") * 1e9, number("gpus"), memories()];
     const columns = on(gpus);
     const [name, size] = unit(Math.min(...columns.map((memory) => memory.total)));
@@ -293,7 +312,9 @@
       values.push(phrase(`${verdict(memory, have)}-short`));
       values.forEach((value, row) => (rows[row].cells[column + 1].textContent = value));
     });
-    [says.dataset.verdict, says.textContent] = answer(on, gpus, have);
+    const [kind, sentence, ...others] = answer(on, gpus, have);
+    [says.dataset.verdict, says.textContent] = [kind, sentence];
+    more.textContent = others.join(" ");
     drawBars(figure, columns, table, have);
   }
 

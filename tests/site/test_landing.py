@@ -3,7 +3,7 @@
 import landing
 import pytest
 
-OPENED = "book/index.html"
+OPENED = "index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]
 RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp", "19_rung_6_rehearse"]
 

@@ -146,7 +146,7 @@ def test_the_tables_are_what_the_script_shows(page, site):
 
 def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     follow(page, "model=7b&gpu=rtx4090")
-    said = page.locator(".memory-says").inner_text()
+    said = page.locator(".memory-more").inner_text()
     enough = int(re.search(r"FSDP fits from (\d+) GPUs on", said)[1])
     totals = []
     for gpus in (enough - 1, enough):
@@ -155,7 +155,16 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     most = [will_it_fit.on_the_gpu(total * 1e9)[1] / 1e9 for total in totals]
     assert most[1] <= 25.4 < most[0]
     follow(page, "model=70b&batch=64")
-    assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-says").inner_text()
+    assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-more").inner_text()
+
+
+def test_what_does_not_fit_names_the_changes_with_which_it_may(page):
+    follow(page, "model=llama-8b&gpu=a10&gpus=1")
+    said = page.locator(".memory-more").inner_text()
+    assert said.endswith("Here it may fit with LoRA, or with QLoRA.")
+    follow(page, "model=llama-8b&gpu=a10&gpus=1&train=lora")
+    assert page.locator(".memory-says [data-verdict]").get_attribute("data-verdict") == "close"
+    assert page.locator("#fit-train").input_value() == "lora"
 
 
 def test_layers_and_hidden_size_count_the_parameters(page):
