@@ -159,11 +159,11 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
 
 
 def test_what_does_not_fit_names_the_changes_with_which_it_may(page):
-    follow(page, "model=llama-8b&gpu=a10&gpus=1")
+    follow(page, "model=llama-8b&gpu=a100-40&gpus=1")
     said = page.locator(".memory-more").inner_text()
     assert said.endswith("Here it may fit with LoRA, or with QLoRA.")
-    follow(page, "model=llama-8b&gpu=a10&gpus=1&train=lora")
-    assert page.locator(".memory-says [data-verdict]").get_attribute("data-verdict") == "close"
+    follow(page, "model=llama-8b&gpu=a100-40&gpus=1&train=lora")
+    assert page.locator(".memory-says p").get_attribute("data-verdict") in ("fits", "close")
     assert page.locator("#fit-train").input_value() == "lora"
 
 
