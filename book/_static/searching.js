@@ -10,7 +10,7 @@ const searching = (pages, language, others) => {
   const ASKED = 4, SHARP = 2; // what a question counts that is like the query, and how soon less
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
-  const CODE = 0.7; // prose is easier to read in a list of hits
+  const CODE = 0.5; // prose is easier to read in a list of hits
   const EXCERPT = 220, BEFORE = 60; // letters of it, and so many before what matched
 
   // Of a question, what says nothing of its subject.

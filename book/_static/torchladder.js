@@ -24,11 +24,14 @@ document.addEventListener("DOMContentLoaded", () => {
   // The theme's button that opens the pages under a page has no name; that page's own will do.
   for (const summary of document.querySelectorAll(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
-  for (const drawer of all("dialog[id$=sidebar-modal]")) {
-    const close = make("button", "drawer-close", "×");
+  for (const dialog of all("dialog[id^=pst-]")) { // the search, and the two drawers
+    const close = make("button", "dialog-close", "×");
+    close.type = "button";
     close.setAttribute("aria-label", "Close");
-    close.addEventListener("click", () => drawer.close());
-    drawer.prepend(close);
+    close.addEventListener("click", () => dialog.close());
+    const form = one("form:only-child", dialog);
+    if (form) form.append(close);
+    else dialog.prepend(close);
   }
 });
 

@@ -167,7 +167,7 @@ def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(
     page.wait_for_function("[...document.querySelectorAll('dialog[open] a.current')].at(-1)"
                            ".getBoundingClientRect().bottom < innerHeight")  # fmt: skip
     assert current.bounding_box()["y"] > 0
-    page.click("dialog[open] .drawer-close")
+    page.click("dialog[open] .dialog-close")
     page.click(".secondary-toggle")
     page.click("dialog[open] a[href='#measure-your-own-model']")
     page.wait_for_selector("dialog[open]", state="detached")
