@@ -7,7 +7,9 @@ const searching = (pages, language, others) => {
   const MESSAGE = 5, NAME = 0.5; // in the error clinic: its own words, a name that a chapter explains
   const PHRASE = 3, HEADING = 3, TITLE = 0.5; // what a match there counts beside one in the text
   const TOP = 2; // what a match in the title or the name of a chapter counts for its beginning
-  const ASKED = 4, SHARP = 2; // what a question counts that is like the query, and how soon less
+  // What a question counts that is like the query, and how soon less; then of a query with more than LONG
+  // words, such as a thread's title: few of its words say what it is about
+  const ASKED = [4, 6], SHARP = [2, 1.5], LONG = 4;
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
   const CODE = 0.5; // prose is easier to read in a list of hits
@@ -16,7 +18,8 @@ const searching = (pages, language, others) => {
   // Of a question, what says nothing of its subject.
   const STOP = new Set(`a an the of in on at to for from with by and or is are be do does did can should i my your me we it its
     this that these how what why when where which who vs than then so not no if after before while during use using used make get
-    give need work works pytorch torch example tutorial way best good`.split(/\s+/));
+    give need work works pytorch torch example tutorial way best good about issue issues question questions problem problems always
+    just case really correctly right want trying try help please anyone there any also am has have had been will would could as but`.split(/\s+/));
 
   // One letter for each, so that a place in the one text is the place in the other.
   const fold = (text) => text.toLowerCase().replace(/[‘’`]/g, "'").replace(/[“”]/g, '"')
@@ -118,7 +121,7 @@ const searching = (pages, language, others) => {
       if (isNamed) score += factor * all;
       else if (text.includes(query)) score += all;
     } else if (section.clinic && /\w[-.]\w/.test(query)) score *= NAME;
-    return score * section.weight + ASKED * all * likeness(section, number, terms, all);
+    return score * section.weight + ASKED[+(terms.length > LONG)] * all * likeness(section, number, terms, all);
   }
 
   /** How near a query is to the nearest question that the section answers: 1 if it is that one. */
@@ -126,7 +129,7 @@ const searching = (pages, language, others) => {
     return Math.max(0, ...section.asked.map(({ length }, which) => {
       const shared = terms.filter(({ found }) => found[number].asked[which]);
       const weight = shared.reduce((sum, { rare }) => sum + rare, 0) / all;
-      return (weight * Math.min(1, shared.length / length) ** 0.5) ** SHARP;
+      return (weight * Math.min(1, shared.length / length) ** 0.5) ** SHARP[+(terms.length > LONG)];
     }));
   }
 
