@@ -142,9 +142,10 @@ class Routes(SphinxDirective):
             for file in files:
                 self.env.note_dependency(str(file))
             hours = f"{read / 60:.1f} h + {tasks / 60:.1f} h of exercises"
-            lines += ["{.route}", f"**{name}** ({hours})", "", "{.route}"]
-            lines += [*(f"- {file.name[:2]} [](/notebooks/{file.name})" for file in files), ""]
-        return self.parse_text_to_nodes("\n".join(lines))
+            chapters = [f"- {file.name[:2]} [](/notebooks/{file.name})" for file in files]
+            lines += [f"**{name}** ({hours})", "", *chapters, ""]
+        routes = self.parse_text_to_nodes("\n".join(lines))
+        return [nodes.container("", *routes, classes=["routes"])]
 
 
 class Count(SphinxRole):

@@ -35,8 +35,8 @@ HIDDEN = re.compile(r"(?s)<(style|script|svg|select)\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
 # What search.js says, with gaps.
 WORDS = {
-    "some": "The best of {count} sections.",
-    "part": "No section has all of these words; {count} have most of them.",
+    "some": "{count} sections, the best first.",
+    "part": "No section has all of these words; {count} have some, the best first.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
     "fewer": "Try fewer words, or other ones.",

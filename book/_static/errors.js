@@ -5,6 +5,7 @@
 (() => {
   const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
+  const SHORT = 200; // letters of what may be asked of the search, too
   const IN_SIGHT = 400; // pixels of an answer that are enough
   // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
   const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
@@ -109,15 +110,18 @@
 
   function showNone(text) {
     const program = otherProgram(text);
-    if (!program && signs(text).length === 0) {
+    const [isError, isShort] = [program || signs(text).length > 0, text.length < SHORT && !text.trim().includes("\n")];
+    if (!isError && !isShort) {
       const symptoms = one("#there-is-no-message-what-do-you-see > h2");
       const link = make("a", "", symptoms.firstChild.textContent);
       link.href = `#${symptoms.parentNode.id}`;
       found.replaceChildren(link);
       return phrase("healthy");
     }
-    found.replaceChildren(one(".ask-others").cloneNode(true));
-    return phrase(program ? "other" : "none", { program });
+    const search = make("a", "", phrase("search", { text }));
+    search.href = `../search.html?q=${encodeURIComponent(text)}`;
+    found.replaceChildren(...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
+    return phrase(program ? "other" : isError ? "none" : "short", { program });
   }
 
   /** Shows what is found in a text, and returns what to say of it. */

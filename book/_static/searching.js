@@ -12,7 +12,7 @@ const searching = (pages, language, others) => {
   const ASKED = [4, 6], SHARP = [2, 1.5], LONG = 4;
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
-  const CODE = 0.5; // prose is easier to read in a list of hits
+  const CODE = 0.05; // prose is easier to read in a list of hits
   const EXCERPT = 220, BEFORE = 60; // letters of it, and so many before what matched
 
   // Of a question, what says nothing of its subject.
@@ -44,7 +44,7 @@ const searching = (pages, language, others) => {
   const sections = pages.flatMap(([page, title, parts]) => {
     const clinic = /errors_\w+.html$/.test(page); // whose message stands below the heading
     return parts.map(([heading, anchor, weight, text, asked], place) => ({
-      page, title, heading, anchor, weight, text, clinic,
+      page, title, heading, anchor, weight, text, clinic, shown: text || parts[place + 1]?.[3] || "",
       defines: /glossary.html$/.test(page) ? fold(heading).split(/ ?[()]/) : [], // the term, its short form
       top: place > 0 ? 0 : /\/\d\d_rung/.test(page) ? 1.2 : /\/\d\d_/.test(page),
       asked: asked.map(fold)
@@ -161,7 +161,7 @@ const searching = (pages, language, others) => {
   function find(asked, meant) {
     const query = plain(asked);
     const typed = termsOf(query).map(look);
-    const unknown = typed.filter(({ text, rare }) => rare === Infinity && /^[a-z]{4,40}$/.test(text));
+    const unknown = typed.filter(({ text, rare }) => rare === Infinity && /^[a-z]{3,40}$/.test(text));
     const right = unknown.reduce((query, { text }) => query.replace(text, corrected(text)), query);
     if (right !== query && !meant) return find(right, right);
     const terms = [...typed, ...partsOf(typed)].filter(({ rare }) => rare < Infinity);
@@ -209,12 +209,14 @@ const searching = (pages, language, others) => {
   }
 
   /** Of the paragraph or the code that has most of a query, what stands around it. */
-  function excerpt({ text, defines }, query, terms) {
+  function excerpt({ shown: text, defines }, query, terms) {
     const worth = (block) => terms.reduce((sum, term) => sum + (places(term, block).next().done ? 0 : term.rare), 0);
     const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) * (block.startsWith("\t") ? CODE : 1) + fold(block).includes(query) }));
-    const best = defines.length ? blocks[0].block : blocks.reduce((best, next) => (next.worth > best.worth ? next : best)).block;
+    const prose = /[_.(=]/.test(query) ? [] : blocks.filter(({ block }) => !block.startsWith("\t")); // code, for who asks in code
+    const best = defines.length ? blocks[0].block : (prose.length ? prose : blocks).reduce((best, next) => (next.worth > best.worth ? next : best)).block;
     const code = best.startsWith("\t");
-    const block = code ? best.slice(1) : best;
+    const indent = code ? Math.min(...best.slice(1).split("\n").map((line) => line.search(/\S/))) : 0;
+    const block = code ? best.slice(1).replace(new RegExp(`^ {${indent}}`, "gm"), "") : best;
     const start = defines.length ? 0 : startOf(block, matches(fold(block), query, terms)[0]?.[0] ?? 0);
     const end = start + EXCERPT < block.length ? block.slice(0, start + EXCERPT).search(/\s\S*$/) : block.length;
     const parts = marked(block.slice(start, end), query, terms);

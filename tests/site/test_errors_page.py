@@ -69,7 +69,7 @@ def test_every_phrase_of_the_script_is_in_the_page(pages):
     there = {phrase["data-phrase"] for phrase in pages[OPENED].select("[data-phrase]")}
     named = set(re.findall(r'phrase\("([\w-]+)"', script)) | {"first", "later"}
     named |= {"follows", "follows-alone", "warning", "found-one", "found-more"}
-    assert there == named | {"none", "healthy", "other"}
+    assert there == named | {"none", "other"}
 
 
 # --- what the script finds ----------------------------------------------------------------------
@@ -186,6 +186,16 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     assert page.evaluate("document.activeElement.id") == "log"
     page.wait_for_function("!document.querySelector('#found').hasChildNodes()")
     assert page.locator("#log-says").inner_text() == ""
+
+
+def test_a_few_words_that_no_entry_has_lead_to_the_search(page):
+    page.locator("#log").fill("out of memory")
+    link = page.locator("#found a", has_text="Search the book")
+    link.click()
+    page.wait_for_url("**/search.html?q=out%20of%20memory")
+    first = page.locator(".bd-search-container .search-hits a").first
+    first.wait_for()
+    assert "memory" in first.inner_text()
 
 
 def test_an_example_is_one_button_away(page):

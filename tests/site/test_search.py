@@ -124,6 +124,13 @@ def test_a_hit_shows_its_sentence_with_the_words_marked(opened):
     assert len(hit.locator(".hit-text").inner_text()) < 300
 
 
+def test_who_asks_in_words_reads_prose_and_who_asks_in_code_reads_code(opened):
+    for query, kind in (("multi gpu inference", "span"), ("torch.inference_mode()", "code")):
+        ask(opened, query)
+        shown = opened.locator(".bd-search-container .search-hits .hit-text >> nth=0")
+        assert shown.locator(f"> {kind}").count() == 1, query
+
+
 def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened):
     assert ask(opened, "zzyzx") == []
     says = ".bd-search-container .search-says"
