@@ -87,7 +87,7 @@ class Rungs(SphinxDirective):
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
         pairs = list(zip(rungs, [rungs[0], *rungs], strict=False))
-        parts = [rendered("landing.html", rungs=[row(*pair) for pair in pairs], batch=BATCH)]
+        parts = [rendered("landing.html", rungs=[row(*pair) for pair in pairs])]
         for pair in pairs:
             parts += self.panel(*pair)
         return [*parts, raw("</fieldset>")]

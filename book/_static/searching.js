@@ -12,7 +12,6 @@ const searching = (pages, language, others) => {
   const ASKED = [4, 6], SHARP = [2, 1.5], LONG = 4;
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
-  const CODE = 0.05; // prose is easier to read in a list of hits
   const EXCERPT = 220, BEFORE = 60; // letters of it, and so many before what matched
 
   // Of a question, what says nothing of its subject.
@@ -211,8 +210,9 @@ const searching = (pages, language, others) => {
   /** Of the paragraph or the code that has most of a query, what stands around it. */
   function excerpt({ shown: text, defines }, query, terms) {
     const worth = (block) => terms.reduce((sum, term) => sum + (places(term, block).next().done ? 0 : term.rare), 0);
-    const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) * (block.startsWith("\t") ? CODE : 1) + fold(block).includes(query) }));
-    const prose = /[_.(=]/.test(query) ? [] : blocks.filter(({ block }) => !block.startsWith("\t")); // code, for who asks in code
+    const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) + fold(block).includes(query) }));
+    // Prose is easier to read in a list of hits, but for who asks in code.
+    const prose = /[_.(=]/.test(query) ? [] : blocks.filter(({ block }) => !block.startsWith("\t"));
     const best = defines.length ? blocks[0].block : (prose.length ? prose : blocks).reduce((best, next) => (next.worth > best.worth ? next : best)).block;
     const code = best.startsWith("\t");
     const indent = code ? Math.min(...best.slice(1).split("\n").map((line) => line.search(/\S/))) : 0;

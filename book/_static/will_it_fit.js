@@ -260,9 +260,15 @@
     const found = Object.keys(CURES).filter((name) => {
       const before = Object.keys(CURES[name]).map((field) => [field, text(field)]);
       putAll(Object.entries(CURES[name]));
-      const { 0: single, 4: fsdp } = memories()(gpus);
-      putAll(before);
-      return [single, fsdp].some((memory) => verdict(memory, have) !== "not");
+      try {
+        const { 0: single, 4: fsdp } = memories()(gpus);
+        return [single, fsdp].some((memory) => verdict(memory, have) !== "not");
+      } catch (error) {
+        if (!(error instanceof Wrong)) throw error;
+        return false; // a field that is hidden now is wrong
+      } finally {
+        putAll(before);
+      }
     });
     return found.length ? phrase("cures", { cures: found.map((name) => phrase(`cure-${name}`)).join(", or with ") }) : "";
   }

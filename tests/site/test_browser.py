@@ -159,6 +159,27 @@ def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(browser
     page.close()
 
 
+def test_a_page_has_its_theme_before_any_script_has_come(browser, site):
+    for scheme in ("dark", "light"):
+        page = browser.new_page(color_scheme=scheme)
+        page.route("**/*.js*", lambda route: route.abort())
+        page.goto((site / "notebooks/13_which_rung.html").as_uri())
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        page.close()
+
+
+def test_on_a_phone_no_cell_of_a_table_is_printed_over_the_next(browser, site):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    for name in ("11_where_memory_goes", "18_one_tensor", "19_rung_6_rehearse"):
+        page.goto((site / f"notebooks/{name}.html").as_uri())
+        firsts = page.locator("article table:has(th:nth-child(4)) tr > :first-child")
+        wide = firsts.evaluate_all(
+            "all => all.filter((cell) => cell.scrollWidth > cell.clientWidth + 1).length"
+        )
+        assert wide == 0, name
+    page.close()
+
+
 def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(browser, site):
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto((site / "notebooks/13_which_rung.html").as_uri())

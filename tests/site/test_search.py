@@ -91,6 +91,25 @@ def test_a_typing_error_is_corrected_and_hits_are_shown_in_groups(opened):
     assert box.locator(".search-hits a >> visible=true").count() <= 8 * len(groups)
 
 
+def test_a_slip_in_a_short_word_is_corrected_too(opened):
+    assert ask(opened, "dpp")[0] == ask(opened, "ddp")[0]
+
+
+def test_the_dialog_has_a_way_out_and_comes_back_with_what_was_asked(browser, address):
+    page = browser.new_page()
+    page.goto(f"{address}notebooks/04_tensors_across_devices.html")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("metrics over ranks")
+    page.locator("#pst-search-dialog .search-hits a").first.click()
+    page.wait_for_url("**/09_rung_4_distributed.html#metrics-over-ranks")
+    page.keyboard.press("Control+k")
+    page.locator("#pst-search-dialog .search-hits a").first.wait_for()
+    assert page.locator("#pst-search-dialog input").input_value() == "metrics over ranks"
+    page.click("#pst-search-dialog .dialog-close")
+    assert not page.locator("#pst-search-dialog").is_visible()
+    page.close()
+
+
 def test_every_hit_leads_to_a_section_that_is_there(index, pages):
     for page, _title, sections in index:
         anchors = {tag["id"] for tag in pages[page].find_all(id=True)}

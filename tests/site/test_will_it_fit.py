@@ -165,6 +165,19 @@ def test_what_does_not_fit_names_the_changes_with_which_it_may(page):
     follow(page, "model=llama-8b&gpu=a100-40&gpus=1&train=lora")
     assert page.locator(".memory-says p").get_attribute("data-verdict") in ("fits", "close")
     assert page.locator("#fit-train").input_value() == "lora"
+    follow(page, "model=llama-8b&gpu=a100-40&gpus=1&rank=abc")  # wrong, and hidden
+    assert page.locator(".memory-says p").inner_text().startswith("No: on one GPU")
+    assert "may fit" not in page.locator(".memory-more").inner_text()
+    assert page.locator("#fit-train").input_value() == "all"
+
+
+def test_what_fits_on_no_number_of_gpus_names_the_memory_that_would_do(page):
+    follow(page, "model=llama-8b")  # on four T4s
+    said = page.locator(".memory-more").inner_text()
+    enough = float(re.search(r"GPUs of ([\d.]+) GB would do", said)[1])
+    for memory, verdict in ((enough - 1, "close"), (enough + 1, "fits")):
+        follow(page, f"model=llama-8b&memory={memory:.1f}")
+        assert page.locator(".memory-says p").get_attribute("data-verdict") == verdict
 
 
 def test_layers_and_hidden_size_count_the_parameters(page):
