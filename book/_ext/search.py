@@ -67,12 +67,17 @@ def sections(app):
                 section.next_node(nodes.title).astext(),
                 section["ids"][0],
                 weight(f"{page}#{section['ids'][0]}"),
-                "\f".join(filter(None, blocks(section, app))),
+                "\f".join(filter(None, blocks(section, app))) or parts_of(section),
                 asked.pop(f"{page}#{section['ids'][0]}", []) + (number == 0) * asked.pop(page, []),
             ]
             for number, section in enumerate(document.findall(nodes.section))
         ]
         yield app.builder.get_target_uri(page), title, found
+
+
+def parts_of(section):
+    """What a section that has no text of its own is divided into."""
+    return " · ".join(part[0].astext() for part in section if isinstance(part, nodes.section))
 
 
 def questions():

@@ -43,7 +43,7 @@ const searching = (pages, language, others) => {
   const sections = pages.flatMap(([page, title, parts]) => {
     const clinic = /errors_\w+.html$/.test(page); // whose message stands below the heading
     return parts.map(([heading, anchor, weight, text, asked], place) => ({
-      page, title, heading, anchor, weight, text, clinic, shown: text || parts[place + 1]?.[3] || "",
+      page, title, heading, anchor, weight, text, clinic,
       defines: /glossary.html$/.test(page) ? fold(heading).split(/ ?[()]/) : [], // the term, its short form
       top: place > 0 ? 0 : /\/\d\d_rung/.test(page) ? 1.2 : /\/\d\d_/.test(page),
       asked: asked.map(fold)
@@ -208,7 +208,7 @@ const searching = (pages, language, others) => {
   }
 
   /** Of the paragraph or the code that has most of a query, what stands around it. */
-  function excerpt({ shown: text, defines }, query, terms) {
+  function excerpt({ text, defines }, query, terms) {
     const worth = (block) => terms.reduce((sum, term) => sum + (places(term, block).next().done ? 0 : term.rare), 0);
     const blocks = text.split("\f").map((block) => ({ block, worth: worth(fold(block)) + fold(block).includes(query) }));
     // Prose is easier to read in a list of hits, but for who asks in code.

@@ -150,6 +150,12 @@ def test_who_asks_in_words_reads_prose_and_who_asks_in_code_reads_code(opened):
         assert shown.locator(f"> {kind}").count() == 1, query
 
 
+def test_a_section_of_sections_shows_what_they_are_about(opened):
+    ask(opened, "why is dataparallel slow")
+    hit = opened.locator(".search-hits li", has_text="Why is it slow?").first
+    assert "How much is copied in each step?" in hit.locator(".hit-text").inner_text()
+
+
 def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened):
     assert ask(opened, "zzyzx") == []
     says = ".bd-search-container .search-says"
