@@ -149,13 +149,13 @@ def chapters_table(app):
     yield "| Chapters | Machine and software |"
     yield "| --- | --- |"
     for told, names in rows.items():
-        links = ", ".join(f"[{short(name)}](../notebooks/{name}.ipynb)" for name in names)
+        links = "; ".join(f"[{short(name)}](../notebooks/{name}.ipynb)" for name in names)
         yield f"| {links} | {told} |"
 
 
 def short(name):
-    """A chapter's number; of the error clinic's notebooks the part."""
-    return name[:2] if name[:2].isdigit() else name.replace("_", " ")
+    """A chapter's number; nothing for another notebook, whose link then is its title."""
+    return name[:2] if name[:2].isdigit() else ""
 
 
 def told_of(facts):

@@ -35,6 +35,8 @@ HIDDEN = re.compile(r"(?s)<(style|script|svg|select)\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
 # What search.js says, with gaps.
 WORDS = {
+    "empty": "Words, a name from the code, or the message of an error. For example:",
+    "examples": "resume with fewer gpus|find_unused_parameters|fsdp vs ddp|two gpus no faster",
     "some": "{count} sections, the best first.",
     "part": "No section has all of these words; {count} have some, the best first.",
     "none": "Nothing has the words “{query}”.",

@@ -78,6 +78,9 @@
     return make("p", "", before, linkTo(`${CLINIC}#log`, phrase("box")), after);
   }
 
+  const asking = (query, says) => linkTo(`search.html?q=${encodeURIComponent(query)}`, says);
+  const examples = () => phrase("examples").split("|").map((query) => make("p", "", asking(query, query)));
+
   function attach(form, most) {
     const input = form.querySelector("input");
     const says = make("p", "search-says");
@@ -92,9 +95,8 @@
     function show(query, { hits, whole, meant }) {
       const count = hits.length;
       if (box.contains(document.activeElement)) input.focus(); // its hit is about to go
-      box.hidden = !query;
-      says.textContent = phrase(!count ? "none" : meant ? "meant" : !whole ? "part" : "some", { count, query, meant });
-      advised.replaceChildren(...(count && whole ? [] : [advice(query)]));
+      says.textContent = phrase(!query ? "empty" : !count ? "none" : meant ? "meant" : !whole ? "part" : "some", { count, query, meant });
+      advised.replaceChildren(...(!query ? examples() : count && whole ? [] : [advice(query)]));
       const [best, others] = [hits.slice(0, BEST), hits.slice(BEST)];
       const groups = [...new Set(others.map(groupOf))].map((name) => [name, others.filter((hit) => groupOf(hit) === name)]);
       if (count) groups.unshift(["best", best]);
@@ -107,21 +109,20 @@
           list.append(make("details", "", make("summary", "", phrase("rest")), listOf(most, MOST)));
       }
       if (most === IN_DIALOG && groups.some(([, hits]) => hits.length > most))
-        more.append(linkTo(`search.html?q=${encodeURIComponent(query)}`, phrase("all", { count })));
+        more.append(asking(query, phrase("all", { count })));
     }
 
-    let waiting, asked = "";
+    let waiting, asked;
     async function look() {
       const query = input.value.trim();
       if (query === asked) return;
       asked = query;
       sessionStorage.setItem("query", query);
-      if (query && !search) {
-        box.hidden = false;
-        says.textContent = "Loading the index …";
-      }
+      if (!search) says.textContent = "Loading the index …";
+      box.hidden = false;
       let found = { hits: [], whole: true };
       try {
+        await ready();
         if (query) found = await find(query);
       } catch {
         says.textContent = "The index could not be loaded. Reload the page.";
@@ -133,10 +134,10 @@
     }
 
     input.addEventListener("focus", () => {
-      ready().catch(() => {}); // what is asked then says it
-      if (input.value) return;
-      input.value = sessionStorage.getItem("query") ?? ""; // of the page before, whose hit was no answer
-      input.select();
+      if (!input.value) {
+        input.value = sessionStorage.getItem("query") ?? ""; // of the page before, whose hit was no answer
+        input.select();
+      }
       look();
     });
     input.addEventListener("input", () => {
