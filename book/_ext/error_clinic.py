@@ -124,10 +124,17 @@ def describe(app, page, template, context, doctree):
         add_description(context, f"{count}, each with code that fails and works.")
 
 
+def unfold_contents(app, page, template, context, doctree):
+    """*On this page* of the list of all errors names its groups."""
+    if page == "book/errors":
+        context["theme_show_toc_level"] = 2
+
+
 def setup(app):
     app.add_transform(Anchors)
     app.add_directive("error-index", Index)
     app.add_directive("ask-others", AskOthers)
     app.connect("env-updated", write_rules)
     app.connect("html-page-context", describe, priority=400)  # before site_pages describes it
+    app.connect("html-page-context", unfold_contents, priority=400)  # before the theme draws it
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

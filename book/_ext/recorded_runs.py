@@ -146,11 +146,14 @@ def chapters_table(app):
     rows = {}
     for chapter, facts in app.chapters_run.items():
         rows.setdefault(told_of(facts), []).append(chapter)
-    yield "| Chapters | Machine and software |"
-    yield "| --- | --- |"
     for told, names in rows.items():
-        links = "; ".join(f"[{short(name)}](../notebooks/{name}.ipynb)" for name in names)
-        yield f"| {links} | {told} |"
+        links = [f"[{short(name)}](../notebooks/{name}.ipynb)" for name in names]
+        numbers = [link for link, name in zip(links, names, strict=True) if short(name)]
+        yield f"**{told}:**"
+        yield ""
+        yield from [f"- chapters {', '.join(numbers)}"] * bool(numbers)
+        yield from (f"- {link}" for link in links if link not in numbers)
+        yield ""
 
 
 def short(name):

@@ -44,6 +44,7 @@ WORDS = {
     "fewer": "Try fewer words, or other ones.",
     "paste": "Is it an error? Then {box}: it also knows messages of which parts differ.",
     "box": "paste it, or your whole log, into the error clinic",
+    "keys": "Enter opens the first, ↑ and ↓ choose.",
     "all": "All {count} sections",
     "rest": "More",
     "known": "the error clinic knows this message",
@@ -113,7 +114,10 @@ def blocks(node, app):
         if node.get("hide_mode") == "input" and child.get("nb_element") == "cell_code_source":
             continue
         if isinstance(child, nodes.raw):
-            yield words(unescape(HIDDEN.sub(" ", child.astext()))) * (child["format"] == "html")
+            html = child.astext() * (child["format"] == "html")
+            # A table, and the names of fields, are no prose: shown if nothing else has the words.
+            prefix = "\t" * bool(re.search("<(table|label)", html))
+            yield prefix + text if (text := words(unescape(HIDDEN.sub(" ", html)))) else ""
         elif isinstance(child, nodes.image):
             yield words(child.get("alt", ""))
         elif isinstance(child, nodes.literal_block):

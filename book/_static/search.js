@@ -60,7 +60,9 @@
 
   function shown(hit) {
     const link = linkTo(`${hit.page}#${hit.anchor}`, ...pieces(hit.heading));
-    const where = hit.known ? `${hit.title} · ${phrase("known")}` : hit.title;
+    const heading = hit.heading.map(([text]) => text).join("");
+    const page = hit.title.endsWith(heading) ? "" : hit.title; // the page itself: said once
+    const where = hit.known ? `${page} · ${phrase("known")}` : page;
     const { code, parts } = hit.excerpt;
     const excerpt = make(code ? "code" : "span", "", ...pieces(parts));
     return make("li", "", make("p", "hit-heading", link), make("p", "hit-page", where), make("p", "hit-text", excerpt));
@@ -108,15 +110,18 @@
         if (hits.length > most && most === ON_PAGE)
           list.append(make("details", "", make("summary", "", phrase("rest")), listOf(most, MOST)));
       }
+      if (most === IN_DIALOG && count) more.append(make("p", "search-keys", phrase("keys")));
       if (most === IN_DIALOG && groups.some(([, hits]) => hits.length > most))
         more.append(asking(query, phrase("all", { count })));
     }
 
-    let waiting, asked;
-    async function look() {
+    let waiting, asked, looking;
+    function look() {
       const query = input.value.trim();
-      if (query === asked) return;
-      asked = query;
+      return query === asked ? looking : (looking = answer((asked = query)));
+    }
+
+    async function answer(query) {
       sessionStorage.setItem("query", query);
       if (!search) says.textContent = "Loading the index …";
       box.hidden = false;
@@ -130,7 +135,7 @@
       }
       if (query !== asked) return; // more was typed meanwhile
       show(query, found);
-      if (most === ON_PAGE) history.replaceState(null, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
+      if (most === ON_PAGE) history.replaceState(history.state, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
     }
 
     input.addEventListener("focus", () => {
@@ -160,7 +165,15 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     const dialog = document.querySelector("#pst-search-dialog form");
-    if (dialog) attach(dialog, IN_DIALOG);
+    if (dialog) {
+      const { input, look } = attach(dialog, IN_DIALOG);
+      dialog.addEventListener("submit", async (event) => {
+        event.preventDefault();
+        await look(); // what was typed a moment ago
+        if (matchMedia("(hover: none)").matches) input.blur(); // a phone's keyboard covers the hits
+        else dialog.parentElement.querySelector(".search-hits a")?.click();
+      });
+    }
     for (const button of document.querySelectorAll(".search-button__button"))
       button.addEventListener("pointerenter", ready);
     const form = document.querySelector(".bd-search-container form");
@@ -169,6 +182,7 @@
     form.addEventListener("submit", (event) => event.preventDefault());
     input.value = new URLSearchParams(location.search).get("q") ?? "";
     input.focus();
-    look();
+    look().then(() => scrollTo(0, history.state?.y ?? 0)); // where it was before a hit was followed
+    addEventListener("pagehide", () => history.replaceState({ y: scrollY }, ""));
   });
 })();

@@ -24,6 +24,14 @@ document.addEventListener("DOMContentLoaded", () => {
   // The theme's button that opens the pages under a page has no name; that page's own will do.
   for (const summary of document.querySelectorAll(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
+  // Its name says which theme is on, and is what its tooltip says.
+  const theme = one(".theme-switch-button");
+  const named = () => {
+    const { mode } = document.documentElement.dataset;
+    theme.setAttribute("aria-label", `Theme: ${mode === "auto" ? "the system's" : mode}`);
+  };
+  if (theme) new MutationObserver(named).observe(document.documentElement, { attributeFilter: ["data-mode"] });
+  if (theme) named();
   for (const dialog of all("dialog[id^=pst-]")) { // the search, and the two drawers
     const close = make("button", "dialog-close", "×");
     close.type = "button";
@@ -72,6 +80,7 @@ function showTitle() {
   name.dataset.name ??= name.textContent;
   name.dataset.home ??= name.getAttribute("href");
   const away = title.getBoundingClientRect().bottom < 0;
+  name.classList.toggle("away", away);
   name.href = away ? "#" : name.dataset.home; // a page's name leads to its top
   name.textContent = away ? title.firstChild.textContent + (title.querySelector(".section-number") ? title.childNodes[1].textContent : "") : name.dataset.name;
 }

@@ -252,17 +252,18 @@
     let enough = gpus;
     while (enough <= MOST_GPUS && verdict(on(enough)[4], have) !== "fits") enough += 1;
     const more = phrase(enough > MOST_GPUS ? "never" : "enough", { ...gaps, most: MOST_GPUS, gpus: enough });
-    return [kind, phrase(kind, gaps), ...(kind === "fits" ? [] : [more, cures(gpus, have)])];
+    return [kind, phrase(kind, gaps), ...(kind === "fits" ? [] : [more, cures(gpus, have, kind)])];
   }
 
-  /** With which one change it would or might fit on these GPUs, by one or by FSDP. */
-  function cures(gpus, have) {
+  /** With which one change it would fit on these GPUs, by one or by FSDP, or might where now it does not. */
+  function cures(gpus, have, now) {
+    const wanted = now === "not" ? ["fits", "close"] : ["fits"];
     const found = Object.keys(CURES).filter((name) => {
       const before = Object.keys(CURES[name]).map((field) => [field, text(field)]);
       putAll(Object.entries(CURES[name]));
       try {
         const { 0: single, 4: fsdp } = memories()(gpus);
-        return [single, fsdp].some((memory) => verdict(memory, have) !== "not");
+        return [single, fsdp].some((memory) => wanted.includes(verdict(memory, have)));
       } catch (error) {
         if (!(error instanceof Wrong)) throw error;
         return false; // a field that is hidden now is wrong
@@ -270,7 +271,7 @@
         putAll(before);
       }
     });
-    return found.length ? phrase("cures", { cures: found.map((name) => phrase(`cure-${name}`)).join(", or with ") }) : "";
+    return found.length ? phrase(`cures-${now}`, { cures: found.map((name) => phrase(`cure-${name}`)).join(", or with ") }) : "";
   }
 
   function amounts({ total, at_least }) {
@@ -321,7 +322,7 @@
     const [kind, sentence, ...others] = answer(on, gpus, have);
     [says.dataset.verdict, says.textContent] = [kind, sentence];
     more.textContent = others.join(" ");
-    drawBars(figure, columns, table, have);
+    drawBars(figure, gpus > 1 ? columns : columns.slice(0, 1), table, have); // without others, no rung of many
   }
 
   // --- will two be faster? ---
