@@ -1,4 +1,4 @@
-"""The ladder, *Download*, *Run on Kaggle*, *Open in Colab* under a chapter's title: no script.
+"""The ladder, *Download*, *For Kaggle*, *For Colab* under a chapter's title: no script.
 
 Their markup is in chapter_buttons.html. The notebooks for Kaggle and Colab are written into the
 site, so that it offers them wherever it is served from. Both can fetch them from GitHub, if the

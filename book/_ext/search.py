@@ -26,18 +26,20 @@ NO_TEXT = (nodes.section, nodes.comment, toctree)
 # What a section counts by its page and anchor, the first that fits: some repeat what others say.
 WEIGHTS = {
     r"index|book/(api|cheat_sheet|glossary|where_it)|.*#(exercise|summary|next|tidy|all-err)": 0.5,
+    r"book/errors#(?!i-have|there-is)": 0.3,  # a group of errors
     r".*/\d\d_rung_": 1.1,
     r".*/errors_": 1.05,
     "": 1,
 }
 # Not to be read, or drawn
-HIDDEN = re.compile(r"(?s)<(style|script|svg|select)\b.*?</\1>|<[^>]*>")
+HIDDEN = re.compile(r"(?s)<(style|script|svg|select|span(?= data-phrase))\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
 # What search.js says, with gaps.
 WORDS = {
     "empty": "Words, a name from the code, or the message of an error. For example:",
     "examples": "resume with fewer gpus|find_unused_parameters|fsdp vs ddp|two gpus no faster",
     "some": "{count} sections, the best first.",
+    "many": "More than 50 sections, the best first.",
     "part": "No section has all of these words; {count} have some, the best first.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",

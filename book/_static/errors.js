@@ -121,6 +121,7 @@
     const search = make("a", "", phrase("search", { text }));
     search.href = `../search.html?q=${encodeURIComponent(text)}`;
     found.replaceChildren(...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
+    if (isShort) bestHits(text).then((hits) => text === answered && found.prepend(hits), () => {});
     return phrase(program ? "other" : isError ? "none" : "short", { program });
   }
 

@@ -97,7 +97,7 @@
     function show(query, { hits, whole, meant }) {
       const count = hits.length;
       if (box.contains(document.activeElement)) input.focus(); // its hit is about to go
-      says.textContent = phrase(!query ? "empty" : !count ? "none" : meant ? "meant" : !whole ? "part" : "some", { count, query, meant });
+      says.textContent = phrase(!query ? "empty" : !count ? "none" : meant ? "meant" : !whole ? "part" : count > MOST ? "many" : "some", { count, query, meant });
       advised.replaceChildren(...(!query ? examples() : count && whole ? [] : [advice(query)]));
       const [best, others] = [hits.slice(0, BEST), hits.slice(BEST)];
       const groups = [...new Set(others.map(groupOf))].map((name) => [name, others.filter((hit) => groupOf(hit) === name)]);
@@ -152,6 +152,9 @@
     box.parentElement.addEventListener("keydown", (event) => step(event, input, box));
     return { input, look };
   }
+
+  /** The best hits of a query, for another page's script. */
+  window.bestHits = async (query) => make("ol", "search-hits", ...(await find(query)).hits.slice(0, BEST).map(shown));
 
   /** The arrow keys go from the field through the hits and back. */
   function step(event, input, box) {

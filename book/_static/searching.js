@@ -174,6 +174,9 @@ const searching = (pages, language, others) => {
     }
     const most = Math.max(...hits.map(({ all }) => all));
     const best = hits.sort((a, b) => b.first - a.first || b.score * b.all - a.score * a.all);
+    // A term alone has its definition among the best.
+    const at = best.findIndex(({ section }) => section.defines.some((name) => name.replace(/-/g, " ") === query.replace(/-/g, " ")));
+    if (at > 2) best.splice(2, 0, ...best.splice(at, 1));
     const whole = most === needed.length && terms.length === typed.length;
     return { hits: best.map(({ section }) => hit(section, query, needed)), whole, meant };
   }

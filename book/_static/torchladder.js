@@ -24,6 +24,9 @@ document.addEventListener("DOMContentLoaded", () => {
   // The theme's button that opens the pages under a page has no name; that page's own will do.
   for (const summary of document.querySelectorAll(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
+  // A long name breaks after a dot, an underscore, a bracket.
+  for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre"))
+    name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
   // Its name says which theme is on, and is what its tooltip says.
   const theme = one(".theme-switch-button");
   const named = () => {

@@ -148,7 +148,7 @@ def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(browser
     page.goto(f"{address}notebooks/03_devices.html")
     steps = page.locator(".chapter-panel li")
     assert not steps.first.is_visible()
-    page.get_by_text("Run on Kaggle").last.click()  # an exercise's own button
+    page.get_by_text("For Kaggle").last.click()  # an exercise's own button
     assert [step.is_visible() for step in steps.all()] == [True] * 3
     with page.expect_download() as download:
         steps.first.get_by_role("link").click()
