@@ -109,11 +109,9 @@ def test_what_is_no_device_is_refused_with_a_reason(no_gpu, monkeypatch):
         try_gpu(-1)
 
 
-def test_of_two_gpus_it_is_the_one_asked_for_and_a_third_is_refused(two_t4s):
+def test_of_two_gpus_it_is_the_one_asked_for_and_for_a_third_the_cpu(two_t4s):
     assert [try_gpu(), try_gpu(1)] == try_all_gpus() == [CUDA0, CUDA1]
     assert [try_gpu(2), named_device("meta"), named_device(CUDA1)] == [CPU, META, CUDA1]
-    rest = "CUDA_VISIBLE_DEVICES limits and renumbers what PyTorch sees."
-    assert refused("cuda:5") == f"No GPU 5 here: this machine shows 2, counted from 0. {rest}"
 
 
 def test_the_reason_for_no_cuda_is_the_build_what_hides_the_gpus_or_the_driver(no_gpu, monkeypatch):
@@ -246,32 +244,11 @@ def test_inputs_of_any_shape_are_looked_into():
     assert list(where_is(batch).devices.values()) == [["input 0['x']", "input 0['all'][1]"]]
 
 
-def test_what_to_leaves_behind_in_a_model_is_marked():
-    model = nn.Sequential(Normalise(), nn.Linear(4, 1)).to("meta")
-    assert where_is(model).odd == {"0.mean (plain attribute)": CPU}
-    assert where_is(Normalise().to("meta")).odd == {"mean (plain attribute)": CPU}
+def test_what_to_leaves_behind_in_a_list_of_modules_is_marked():
     model = nn.Sequential(nn.Linear(4, 4, device="meta"))
     model.extra = [nn.BatchNorm1d(1)]
     names = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
     assert list(where_is(model).odd) == [f"extra (plain attribute)[0].{name}" for name in names]
-
-
-def test_adams_step_counters_on_the_cpu_are_not_odd():
-    with simulated_gpus():  # on a GPU that is not there
-        model = nn.Linear(4, 2, device="cuda:0")
-        optimizer = torch.optim.Adam(model.parameters())
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    assert where_is(model, optimizer).odd == {}
-    assert repr(where_is(model, optimizer)).splitlines() == [
-        "cuda:0: 6 tensors, 120 B",
-        "cpu: 2 tensors, 8 B",
-        "the optimizer's step counters, which belong on cpu: 2",
-    ]
-    with simulated_gpus():
-        optimizer.state[model.weight]["exp_avg"] = torch.zeros(2, 4)
-    assert where_is(model, optimizer).odd == {"Adam.state[0]['exp_avg']": CPU}
 
 
 # --- the first mismatch -------------------------------------------------------------------------
@@ -303,15 +280,9 @@ class Parent(nn.Module):
         return torch.add(self.child(x), other=shift)
 
 
-def test_a_plain_attribute_or_an_argument_that_meets_another_device_is_named():
+def test_an_argument_by_name_that_meets_another_device_is_named():
     with simulated_gpus():
         there = torch.zeros(8, 4, device="cuda:0")
-        model = nn.Sequential(Normalise())
-        model[0].std = torch.ones(4, device="cuda:0")
-        found = find_mismatch(model, there)
-        assert found.tensors == {"argument 0": CUDA0, "0.mean (plain attribute)": CPU}
-        found = find_mismatch(Normalise(), there)  # the model itself, which has no name
-        assert (found.module, repr(found)[:32]) == ("", "sub in Normalise mixes devices:\n")
         found = find_mismatch(Parent(), torch.zeros(4), shift=there)  # after its submodule
     assert (found.module_type, found.operation) == ("Parent", "add")
     assert found.tensors == {"argument 0": CPU, "argument other": CUDA0}
