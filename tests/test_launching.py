@@ -64,18 +64,6 @@ def ranks_running():
 # --- what it does -------------------------------------------------------------------------------
 
 
-def test_results_come_in_rank_order_with_the_group_up_as_torchrun_describes_it():
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
-
-    def work(x, *, y):
-        total = torch.ones(3) * dist.get_rank()
-        dist.all_reduce(total)
-        return x + y, total.tolist(), [os.environ[name] for name in names]
-
-    results = launch(work, 1, y=2, world_size=3)
-    assert results == [(3, [3.0] * 3, [r, r, "3", "3", "127.0.0.1"]) for r in "012"]
-
-
 def test_closures_lambdas_local_classes_and_torchs_backends_travel():
     offset = 10
 

@@ -32,14 +32,6 @@ def test_each_command_runs_and_the_log_s_answer_has_the_fields_that_are_named(tm
     assert list(torch.load(tmp_path / "plain.pt")) == ["weight"]
 
 
-def test_an_unknown_error_is_no_match():
-    command = [sys.executable, "-m", "torchclinic", "explain", "--json"]
-    run = subprocess.run(
-        command, input="FrobnicationError: 7", capture_output=True, text=True, timeout=60
-    )
-    assert (run.returncode, json.loads(run.stdout)["matches"]) == (1, [])
-
-
 def test_each_file_that_it_names_is_there():
     named = re.findall(r"`((?:book|notebooks)/[^`]+)`", SKILL)
     assert len(named) > 9
