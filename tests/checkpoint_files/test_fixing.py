@@ -43,9 +43,6 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
 
 def test_with_a_model_the_file_gets_its_keys(tmp_path):
     path = saved(tmp_path, {"state_dict": {f"model.{k}": v for k, v in net().state_dict().items()}})
-    for model in (net(), DataParallel(net())):
-        fix_checkpoint(path, tmp_path / "y.pt", model=model)
-        assert list(torch.load(tmp_path / "y.pt")) == list(net().state_dict())
     whole = nn.ModuleDict({"backbone": net()})
     report = fix_checkpoint(path, tmp_path / "y.pt", model=whole)
     whole.load_state_dict(torch.load(tmp_path / "y.pt"))
