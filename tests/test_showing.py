@@ -50,16 +50,10 @@ def test_dots_show_every_run_and_their_median_in_rows_from_the_top_and_from_zero
         showing.dots({}, title="t", unit="u")
 
 
-def test_numbers_are_flush_right_and_text_flush_left_and_html_is_escaped():
+def test_html_in_a_table_is_escaped_and_it_may_be_empty_but_not_ragged():
+    """The chapters' tables, which are compared, show the rest."""
     table = Table(["name", "count"], [["<a>", 5], ["longer", "1,000"]])
-    assert repr(table).splitlines() == [
-        "name    count",
-        "------  -----",
-        "<a>         5",
-        "longer  1,000",
-    ]
     assert '<td style="text-align: left">&lt;a&gt;</td>' in table._repr_html_()
-    assert '<td style="text-align: right">5</td>' in table._repr_html_()
     assert repr(Table(["a", "bc"], [])).splitlines() == ["a  bc", "-  --"]
     with pytest.raises(ValueError, match="A row of 1 under 2 columns"):
         Table(["a", "b"], [["x"]])
