@@ -65,14 +65,6 @@ def two_t4s(monkeypatch):
     return current
 
 
-@pytest.fixture
-def mps(monkeypatch):
-    memory = {"recommended_max_memory": 12 * 10**9, "driver_allocated_memory": 2 * 10**9}
-    pretend(monkeypatch, torch.mps, device_count=1, **memory)
-    pretend(monkeypatch, torch.cuda, is_available=False)
-    pretend(monkeypatch, torch.backends.mps, is_available=True, is_macos_or_newer=True)
-
-
 # --- choosing -----------------------------------------------------------------------------------
 
 
@@ -157,11 +149,15 @@ def test_the_table_of_two_t4s_says_emulated_and_names_peers(two_t4s, monkeypatch
     assert [row[-1] for row in device_table().rows[1:]] == ["no", "native"], "each GPU is asked"
 
 
-def test_an_apple_gpu_can_be_named_and_is_in_the_table(mps, monkeypatch):
+def test_an_apple_gpu_can_be_named_and_is_in_the_table(monkeypatch):
+    memory = {"recommended_max_memory": 12 * 10**9, "driver_allocated_memory": 2 * 10**9}
+    pretend(monkeypatch, torch.mps, device_count=1, **memory)
+    pretend(monkeypatch, torch.cuda, is_available=False)
+    pretend(monkeypatch, torch.backends.mps, is_available=True, is_macos_or_newer=True)
     assert named_device("mps") == MPS
     expected = ["mps", "Apple GPU", "12.0 GB", "10.0 GB", "–", "native"]
     assert device_table().rows[1] == expected
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *_: False)
+    pretend(monkeypatch, torch.backends.mps, is_macos_or_newer=False)
     assert device_table().rows[1][-1] == "no"
 
 
@@ -254,20 +250,13 @@ def test_what_to_leaves_behind_in_a_list_of_modules_is_marked():
 # --- the first mismatch -------------------------------------------------------------------------
 
 
-def test_the_layer_left_behind_is_named_and_two_gpus_are_told_apart():
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, device="meta"))
-    assert find_mismatch(model[:2], torch.zeros(8, 4)) is None
-    found = find_mismatch(model, torch.zeros(8, 4))
-    assert (found.module, found.module_type, found.operation) == ("2", "Linear", "linear")
-    assert found.tensors == {"argument 0": CPU, "2.weight": META, "2.bias": META}
-    assert "device" in found.error
-    said = "linear in '2' (Linear) mixes devices:\n  argument 0 is on cpu"
-    assert repr(found).startswith(said)
+def test_a_layer_on_another_of_two_gpus_is_named():
+    """Chapter 04 shows what is said, and finds what was left on the CPU."""
     with simulated_gpus():
         last = nn.Sequential(nn.Linear(3, 2, device="cuda:1"))
         model = nn.Sequential(nn.Linear(4, 3, device="cuda:0"), last)
         found = find_mismatch(model, torch.zeros(8, 4, device="cuda:0"))
-    assert found.module == "1.0"
+    assert (found.module, found.module_type, found.operation) == ("1.0", "Linear", "linear")
     assert found.tensors == {"argument 0": CUDA0, "1.0.weight": CUDA1, "1.0.bias": CUDA1}
 
 
