@@ -91,12 +91,6 @@ def test_programs_that_a_chapter_names_are_carried(notebooks):
         assert not named & made or given["needs_data"]
 
 
-def test_what_only_the_site_can_render_is_refused():
-    for text in ("a\n\n```{figure} b\n```\n", ":::{note}\na\n:::"):
-        with pytest.raises(ValueError, match=r"x\.ipynb: '.*\{(figure|note)\}.*use plain Markdown"):
-            plain(text, Path("x.ipynb"))
-
-
 def test_links_lead_to_the_public_site_if_there_is_one_and_pictures_travel(monkeypatch, tmp_path):
     text = "[a **b**](../book/glossary.md#c-d), [e](04_x.ipynb), [f](#g), [h](https://i.org/j.md)"
     here = ROOT / "notebooks" / "01_y.ipynb"
@@ -116,12 +110,6 @@ def test_links_lead_to_the_public_site_if_there_is_one_and_pictures_travel(monke
     kind, data = image["src"].split(",")
     assert kind == "data:image/svg+xml;base64"
     assert base64.b64decode(data).decode() == svg
-
-
-def test_the_same_chapters_give_the_same_bytes(folder, tmp_path):
-    hosted_notebooks.carried_source.cache_clear()
-    for path in hosted_notebooks.write_notebooks(tmp_path):
-        assert path.read_bytes() == (folder / path.name).read_bytes()
 
 
 # --- the first cell -----------------------------------------------------------------------------

@@ -56,24 +56,16 @@ def test_rung_4_trains_across_two_hosts_as_well_as_in_one_process(tmp_path):
     assert accuracy == pytest.approx(float(accuracy_printed(one)), abs=8)
 
 
-def test_the_record_has_no_path_of_a_machine_and_says_that_runs_go_on_as_if_nothing_was_lost():
+def test_the_record_has_every_fault_and_no_path_of_a_machine():
+    """That runs went on as if nothing was lost is asserted by chapters 15 and 17."""
     text = (ROOT / "runs" / "two_hosts.json").read_text(encoding="utf-8")
     assert not re.search(r"/(work|tmp|root|home|usr|var)\b", text)
     # A machine's own address, or one that is not of these two hosts or of a loopback.
     found = set(re.findall(r"\b\d+\.\d+\.\d+\.\d+\b", text))
     assert {one for one in found if not one.startswith("127.")} == set(two_hosts.ADDRESSES)
-    recorded = json.loads(text)
-    assert {how["what"] for how in SCENARIOS["faults"].values()} == {
-        fault["what"] for fault in recorded["faults"].values()
-    }
-    for part in ("train", "cut_off"):
-        for name, how in SCENARIOS[part].items():
-            run, like = recorded[part][name], recorded[part].get(how.get("like"))
-            steps = [8, 16, 24, 32] if "gpt" in how else [1, 2]
-            assert [row.get("step") or row["epoch"] for row in run["rows"]] == steps
-            if like and name not in ("two_hosts", *OTHER_RANKS):
-                assert run["same_state_dict"], name
-                assert numbers(run) == numbers(like)
+    faults = SCENARIOS["faults"], json.loads(text)["faults"]
+    played, recorded = ({fault["what"] for fault in each.values()} for each in faults)
+    assert played == recorded
 
 
 def numbers(run):
