@@ -76,13 +76,6 @@ def whole(tokens, tmp_path_factory):
     return out
 
 
-def back_to_the_middle(out, new):
-    """A copy of a run in which only the checkpoint of step 10 is left."""
-    shutil.copytree(out, new)
-    shutil.rmtree(new / "step-00000020")
-    return new
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "ranks", "options"),
@@ -112,7 +105,8 @@ def test_every_rung_number_of_ranks_and_accumulation_learns_the_same(
 def test_a_checkpoint_of_every_rung_goes_on_on_every_other(whole, tokens, tmp_path, before):
     run(tmp_path / before, tokens, parallel=before)
     for after in KINDS:
-        moved = back_to_the_middle(tmp_path / before, tmp_path / f"{before} to {after}")
+        moved = shutil.copytree(tmp_path / before, tmp_path / f"{before} to {after}")
+        shutil.rmtree(moved / "step-00000020")  # back to the middle
         done = run(moved, tokens, parallel=after)
         assert "from step 10\n" in done.stdout
         assert losses(moved)[20] == pytest.approx(losses(whole)[20], rel=2e-5), after
