@@ -1,19 +1,17 @@
 """The site of the sources as they are: built from scratch, or just now by ``make test-site``."""
 
+import contextlib
 import functools
 import http.server
 import json
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import chromium
 import pytest
-from bs4 import BeautifulSoup
-
-ROOT = Path(__file__).resolve().parents[2]
+from running import ROOT, parsed, ran
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,9 +27,8 @@ def site(tmp_path_factory):
         return Path(folder).resolve()
     folder = tmp_path_factory.mktemp("site")
     tool = Path(sys.executable).with_name("jupyter-book")
-    build = [tool, "build", ROOT, "--path-output", folder, "-W", "-n", "--keep-going", "--quiet"]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ["--path-output", folder, "-W", "-n", "--keep-going", "--quiet"]
+    ran(tool, "build", ROOT, *options, cwd=ROOT)
     return folder / "_build" / "html"
 
 
@@ -39,10 +36,7 @@ def site(tmp_path_factory):
 def pages(site):
     """Every page, parsed, by its address within the site."""
     files = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
-    return {
-        path.relative_to(site).as_posix(): BeautifulSoup(path.read_bytes(), "html.parser")
-        for path in files
-    }
+    return {path.relative_to(site).as_posix(): parsed(path) for path in files}
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +77,23 @@ def browser():
         browser = chromium.launch(playwright)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens a page by its address within the site, in a window of its own that ends with the test.
+
+    What is asked for by an address like `without` does not come.
+    """
+    with contextlib.ExitStack() as windows:
+
+        def visit(name, without="no such file", **options):
+            page = windows.enter_context(browser.new_context(**options)).new_page()
+            page.route(without, lambda route: route.abort())
+            page.goto(address + name)
+            return page
+
+        yield visit
 
 
 @pytest.fixture(scope="module")

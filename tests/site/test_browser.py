@@ -6,6 +6,7 @@ import pytest
 
 THEMES = ("light", "dark")
 DESKTOP, PHONE = 1280, 390
+POCKET = {"width": PHONE, "height": 844}
 KINDS = (
     "index.html",
     "notebooks/09_rung_4_distributed.html",  # a chapter: diffs, tables, folds, tracebacks
@@ -100,9 +101,8 @@ def test_no_page_scrolls_sideways_and_code_is_large_enough_at_any_width(browser,
     page.close()
 
 
-def test_a_term_is_defined_under_the_mouse_at_the_focus_and_at_a_first_tap(browser, address):
-    page = browser.new_page(viewport={"width": 390, "height": 844}, has_touch=True)
-    page.goto(f"{address}notebooks/10_inside_ddp.html")
+def test_a_term_is_defined_under_the_mouse_at_the_focus_and_at_a_first_tap(visit):
+    page = visit("notebooks/10_inside_ddp.html", viewport=POCKET, has_touch=True)
     term, shown = page.locator("a[href$='glossary.html#rank']").first, page.locator(".definition")
     for show in (term.hover, term.focus, term.tap):
         show()
@@ -114,22 +114,18 @@ def test_a_term_is_defined_under_the_mouse_at_the_focus_and_at_a_first_tap(brows
     term.tap()
     with page.expect_navigation(url="**/glossary.html#rank"):
         term.tap()
-    page.close()
 
 
-def test_the_ring_goes_round_by_round_without_a_script_and_ends_with_the_sum(browser, address):
-    page = browser.new_context(java_script_enabled=False).new_page()
-    page.goto(f"{address}notebooks/10_inside_ddp.html")
+def test_the_ring_goes_round_by_round_without_a_script_and_ends_with_the_sum(visit):
+    page = visit("notebooks/10_inside_ddp.html", java_script_enabled=False)
     for rounds, sums in enumerate((0, 0, 0, 4, 8, 12, 16)):
         assert page.locator(".ring-step:visible td.whole").all_inner_texts() == ["1111"] * sums
         if rounds < 6:
             page.locator(".ring-step:visible").get_by_text("Next").click()
-    page.close()
 
 
-def test_the_dark_theme_prints_dark_on_white_with_solutions_open_and_comes_back(browser, site):
-    page = browser.new_page(color_scheme="dark")
-    page.goto((site / "notebooks/03_devices.html").as_uri())
+def test_the_dark_theme_prints_dark_on_white_with_solutions_open_and_comes_back(visit):
+    page = visit("notebooks/03_devices.html", color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     colour = "e => getComputedStyle(e).color.match(/[\\d.]+/g).slice(0, 3).map(Number)"
@@ -140,12 +136,10 @@ def test_the_dark_theme_prints_dark_on_white_with_solutions_open_and_comes_back(
     assert set(page.locator(".chapter-buttons").evaluate_all(hidden)) == {"none"}
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.close()
 
 
-def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(browser, address, site):
-    page = browser.new_page()
-    page.goto(f"{address}notebooks/03_devices.html")
+def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(visit, site):
+    page = visit("notebooks/03_devices.html")
     steps = page.locator(".chapter-panel li")
     assert not steps.first.is_visible()
     page.get_by_text("For Kaggle").last.click()  # an exercise's own button
@@ -156,33 +150,26 @@ def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(browser
     assert Path(download.value.path()).read_bytes() == offered.read_bytes()
     page.keyboard.press("Escape")
     assert not steps.first.is_visible()
-    page.close()
 
 
-def test_a_page_has_its_theme_before_any_script_has_come(browser, site):
-    for scheme in ("dark", "light"):
-        page = browser.new_page(color_scheme=scheme)
-        page.route("**/*.js*", lambda route: route.abort())
-        page.goto((site / "notebooks/13_which_rung.html").as_uri())
+def test_a_page_has_its_theme_before_any_script_has_come(visit):
+    for scheme in THEMES:
+        page = visit("notebooks/13_which_rung.html", without="**/*.js*", color_scheme=scheme)
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
-        page.close()
 
 
-def test_on_a_phone_no_cell_of_a_table_is_printed_over_the_next(browser, site):
-    page = browser.new_page(viewport={"width": 390, "height": 844})
+def test_on_a_phone_no_cell_of_a_table_is_printed_over_the_next(visit):
     for name in ("11_where_memory_goes", "18_one_tensor", "19_rung_6_rehearse"):
-        page.goto((site / f"notebooks/{name}.html").as_uri())
+        page = visit(f"notebooks/{name}.html", viewport=POCKET)
         firsts = page.locator("article table:has(th:nth-child(4)) tr > :first-child")
         wide = firsts.evaluate_all(
             "all => all.filter((cell) => cell.scrollWidth > cell.clientWidth + 1).length"
         )
         assert wide == 0, name
-    page.close()
 
 
-def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(browser, site):
-    page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.goto((site / "notebooks/13_which_rung.html").as_uri())
+def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(visit):
+    page = visit("notebooks/13_which_rung.html", viewport=POCKET)
     page.click(".primary-toggle")
     current = page.locator("dialog[open] a.current").last
     page.wait_for_function("[...document.querySelectorAll('dialog[open] a.current')].at(-1)"
@@ -205,4 +192,3 @@ def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(
     assert page.evaluate(on_top, right)
     name.click()
     page.wait_for_function("document.querySelector('.site-name').href.endsWith('index.html')")
-    page.close()

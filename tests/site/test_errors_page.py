@@ -3,15 +3,14 @@
 import pickle
 import random
 import re
-from pathlib import Path
 
 import pytest
 from clinic_notebooks import PARTS
+from running import ROOT
 from test_browser import PHONE, assert_axe_finds_nothing
 
 from torchclinic import errors
 
-ROOT = Path(__file__).resolve().parents[2]
 OPENED = "book/errors.html"
 SIZE = 5_000_000
 CATALOGUE = errors.catalogue()
@@ -87,13 +86,8 @@ def logs():
     yield from (file.read_bytes().decode("utf-8", "replace") for file in files)
     patterns = [pattern for error in CATALOGUE.values() for pattern in error.patterns]
     yield from ("", "\n", LOG, LOG.replace("\n", "\r\n"), "KeyError: 'momentum'", "Error Error")
-    yield from (
-        "val_error: 0.52, 0 errors",
-        "10 errors",
-        "error: 0",
-        "1.0 error",
-        "Test error 3.1 %\nKilled\n",
-    )
+    yield from ("val_error: 0.52, 0 errors", "10 errors", "error: 0", "1.0 error")
+    yield "Test error 3.1 %\nKilled\n"
     for pattern in patterns:
         yield f"[rank0]: {pattern.replace('*', 'x')}\n"
         yield pattern.replace("*", "x" * errors.GAP)
@@ -118,15 +112,12 @@ def test_the_script_finds_what_the_package_finds(page):
     answers = """logs => logs.map(log => [clinic.find(log), log]).map(([found, log]) =>
         [found.map(({id, line}) => [id, line]),
          clinic.otherProgram(log), clinic.signs(log), clinic.onlyNotices(log, found)])"""
-    wanted = [
-        [
-            [[match.error.id, match.line] for match in found],
-            errors.other_program(log),
-            errors._signs(log),
-            errors._only_notices(log, found),
-        ]
-        for log, found in ((log, errors.find(log)) for log in cases)
-    ]
+    wanted = []
+    for log in cases:
+        told = errors.find(log)
+        signs, notices = errors._signs(log), errors._only_notices(log, told)
+        ids = [[match.error.id, match.line] for match in told]
+        wanted.append([ids, errors.other_program(log), signs, notices])
     found = page.evaluate(answers, cases)
     assert [(log, a, b) for log, a, b in zip(cases, found, wanted, strict=True) if a != b] == []
     assert sum(bool(matches) for matches, *_ in wanted) > len(CATALOGUE)
@@ -188,16 +179,12 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     assert page.locator("#log-says").inner_text() == ""
 
 
-def test_a_few_words_that_no_entry_has_lead_to_the_search(page, browser, site):
+def test_a_few_words_that_no_entry_has_lead_to_the_search(page, visit):
     page.locator("#log").fill("out of memory")
     link = page.locator("#found a", has_text="Search the book").get_attribute("href")
     assert link == "../search.html?q=out%20of%20memory"
-    there = browser.new_page()
-    there.goto((site / "book").as_uri() + f"/{link}")
-    first = there.locator(".bd-search-container .search-hits a").first
-    first.wait_for()
+    first = visit(f"book/{link}").locator(".bd-search-container .search-hits a").first
     assert "memory" in first.inner_text()
-    there.close()
 
 
 def test_an_example_is_one_button_away(page):

@@ -6,7 +6,8 @@ from hashlib import sha1
 from pathlib import Path
 
 import pytest
-from test_browser import assert_axe_finds_nothing
+from running import ROOT
+from test_browser import POCKET, assert_axe_finds_nothing
 
 # Which section answers which query; of the first 18 that was known before any search was tried.
 QUERIES = json.loads(Path(__file__).with_name("queries.json").read_text(encoding="utf-8"))
@@ -23,10 +24,8 @@ def ask(page, query):
         "query => new URLSearchParams(location.search).get('q') == query", arg=query
     )
     root = page.evaluate("new URL('.', location.href).href")
-    links = page.locator(".bd-search-container .search-hits a").evaluate_all(
-        "all => all.map(a => a.href)"
-    )
-    return [link.removeprefix(root) for link in links]
+    links = page.locator(".bd-search-container .search-hits a")
+    return [link.removeprefix(root) for link in links.evaluate_all("all => all.map(a => a.href)")]
 
 
 def test_the_page_that_answers_a_query_comes_first(opened):
@@ -40,12 +39,8 @@ def test_the_page_that_answers_a_query_comes_first(opened):
     assert [url for url in opened.asked if not url.startswith("file:")] == []
 
 
-ROWS = [
-    line.split("\t")
-    for line in (Path(__file__).parents[2] / "book/search/asked.tsv")
-    .read_text("utf-8")
-    .splitlines()
-][1:]
+ASKED = (ROOT / "book/search/asked.tsv").read_text(encoding="utf-8")
+ROWS = [line.split("\t") for line in ASKED.splitlines()[1:]]
 # One question in eight also measures how a question is answered that is not in the list.
 MEASURE = [row for row in ROWS if sha1(row[0].encode()).digest()[0] % 8 == 1]
 OTHERS = [row for row in ROWS if row not in MEASURE]
@@ -95,9 +90,8 @@ def test_a_slip_in_a_short_word_is_corrected_too(opened):
     assert ask(opened, "dpp")[0] == ask(opened, "ddp")[0]
 
 
-def test_the_dialog_has_a_way_out_and_comes_back_with_what_was_asked(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}notebooks/04_tensors_across_devices.html")
+def test_the_dialog_has_a_way_out_and_comes_back_with_what_was_asked(visit):
+    page = visit("notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
     page.keyboard.type("metrics over ranks")
     page.locator("#pst-search-dialog .search-hits a").first.click()
@@ -107,7 +101,6 @@ def test_the_dialog_has_a_way_out_and_comes_back_with_what_was_asked(browser, ad
     assert page.locator("#pst-search-dialog input").input_value() == "metrics over ranks"
     page.click("#pst-search-dialog .dialog-close")
     assert not page.locator("#pst-search-dialog").is_visible()
-    page.close()
 
 
 def test_every_hit_leads_to_a_section_that_is_there(index, pages):
@@ -179,9 +172,8 @@ def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened)
     assert offered.endswith("book/errors.html#log")
 
 
-def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}notebooks/04_tensors_across_devices.html")
+def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(visit):
+    page = visit("notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
     page.keyboard.type("pin_memory")
     page.wait_for_selector("#pst-search-dialog .search-hits a")
@@ -209,28 +201,21 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(brows
     page.wait_for_url("**/search.html?q=state_dict")  # an address to pass on
     page.wait_for_selector(".bd-search-container .search-hits a")
     assert page.locator(".bd-search-container .search-hits a").count() > 8
-    page.close()
 
 
-def test_hits_fit_the_window_and_axe_finds_nothing_serious(browser, address, axe):
-    page = browser.new_page(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
-    page.goto(f"{address}search.html?q=torch.load")
+def test_hits_fit_the_window_and_axe_finds_nothing_serious(visit, axe):
+    page = visit("search.html?q=torch.load", viewport=POCKET, reduced_motion="reduce")
     page.keyboard.press("Control+k")
     page.keyboard.type("torch.load")
     page.wait_for_selector(".search-hits a >> visible=true")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert_axe_finds_nothing(page, axe)
-    page.close()
 
 
-def test_what_is_loading_or_cannot_be_loaded_is_said(browser, site):
-    page = browser.new_page()
-    page.route("**/search_index.js", lambda route: route.abort())
-    page.goto((site / "search.html").as_uri())
+def test_what_is_loading_or_cannot_be_loaded_is_said(visit):
+    page = visit("search.html", without="**/search_index.js")
     page.fill(".bd-search-container input", "tensor")
-    says = page.locator(".bd-search-container .search-says", has_text="could not be loaded")
-    says.wait_for()
-    page.close()
+    page.locator(".bd-search-container .search-says", has_text="could not be loaded").wait_for()
 
 
 def test_no_page_loads_an_index_before_somebody_searches(site, pages):
