@@ -48,7 +48,7 @@ def two_t4s(monkeypatch):
         yield
         current.pop()
 
-    pretended = {
+    for name, value in {
         "is_available": lambda: True,
         "device_count": lambda: 2,
         "get_device_properties": lambda i: SimpleNamespace(name="Tesla T4", major=7, minor=5),
@@ -56,8 +56,7 @@ def two_t4s(monkeypatch):
         "is_bf16_supported": lambda including_emulation=True: including_emulation,
         "can_device_access_peer": lambda i, j: i != j,
         "device": device,
-    }
-    for name, value in pretended.items():
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     pretend(
         monkeypatch, torch.accelerator, current_accelerator=torch.device("cuda"), device_count=2

@@ -22,9 +22,6 @@ from torchladder.data import balanced_subset, load_dataset
 from torchladder.launching import LaunchError, launch
 from torchladder.models import MLP
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
 ODD = (float("nan"), [float("nan")], torch.ones(2), lambda: 1)  # no run has settings like these
 
 
@@ -268,9 +265,8 @@ def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
 
 
 @pytest.mark.long
-def test_kills_at_random_instants_lose_nothing(monkeypatch):
+def test_kills_at_random_instants_lose_nothing():
     """20 of them; as many as TORCHLADDER_KILLS says, such as 200, if it is set."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
     from kills import kills
 
     count = int(os.environ.get("TORCHLADDER_KILLS", 20))

@@ -5,12 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from running import ROOT
 
-ROOT = Path(__file__).parents[1]
 SKILL = (ROOT / "SKILL.md").read_text("utf-8")
 
 

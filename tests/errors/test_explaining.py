@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from running import ran
 
 from torchclinic import cli, errors
 from torchclinic.errors import catalogue
@@ -222,12 +223,10 @@ def test_five_megabytes_are_explained_without_torch_on_a_terminal_of_any_encodin
     path = tmp_path / "log.txt"
     text = "epoch 1: loss 0.523, test 81.20%, 12,345 images/s\n" * 100_000
     path.write_text(f'{text}训练 Unexpected key(s) in state_dict: "module.weight".\n')
-    command = [sys.executable, "-c", WITHOUT_TORCH, "explain", path]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "\nmodule-prefix: " in done.stdout
-    assert "line 100001: ?? Unexpected key(s)" in done.stdout
+    printed = ran("python", "-c", WITHOUT_TORCH, "explain", path, timeout=120, env=environment)
+    assert "\nmodule-prefix: " in printed
+    assert "line 100001: ?? Unexpected key(s)" in printed
 
 
 def published(*urls):

@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from running import text_of
+from running import ROOT, text_of
 
 from torchclinic import errors
 from torchclinic.errors import LINE, note
@@ -57,7 +56,7 @@ def test_in_a_kernel_each_known_error_is_followed_by_one_line_and_no_other_by_an
 def test_the_link_is_there_only_where_the_notebook_of_the_entry_is(tmp_path):
     shown = []
     with mock.patch("IPython.display.display", lambda data, raw: shown.append(data)):
-        for folder in (tmp_path, Path(__file__).parents[2] / "notebooks"):
+        for folder in (tmp_path, ROOT / "notebooks"):
             errors._show(errors.catalogue()["module-prefix"], folder)
     assert [data["text/plain"] for data in shown] == [THE_LINE] * 2
     link = "errors_states.ipynb#module-prefix"

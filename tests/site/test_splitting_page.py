@@ -4,14 +4,13 @@ import contextlib
 import io
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from running import ROOT
 
 from torchladder import launching
 
-BOOK = Path(__file__).resolve().parents[2] / "book"
 PROGRAM_AND_OUTPUT = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
@@ -19,7 +18,7 @@ PROGRAM_AND_OUTPUT = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.
 @pytest.mark.parametrize(("page", "count"), [("splitting_a_model", 4), ("will_it_fit", 2)])
 def test_the_pages_programs_print_what_it_says(page, count, monkeypatch):
     monkeypatch.setattr(launching, "launch", partial(launching.launch, timeout=60))
-    text = (BOOK / f"{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / f"book/{page}.md").read_text(encoding="utf-8")
     programs = PROGRAM_AND_OUTPUT.findall(text)
     assert len(programs) == text.count("```python") == count
     # As in a notebook: functions of __main__ travel to the ranks with their code.
