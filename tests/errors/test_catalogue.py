@@ -70,14 +70,6 @@ def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
             assert max(map(len, lines), default=0) <= 100, entry.id
 
 
-def test_answers_are_short():
-    """Words of cause and cure, of Markdown's links their own alone."""
-    told = [re.sub(r"\]\([^)]*\)", "]", f"{entry.cause} {entry.fix}") for entry in ENTRIES]
-    words = sorted(len(text.split()) for text in told)
-    assert words[-1] <= 250
-    assert words[len(words) // 2] <= 120
-
-
 def test_an_entry_without_a_message_is_once_in_the_index_of_symptoms():
     text = (ROOT / "book/errors.md").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[\]\(\.\./notebooks/errors_\w+\.ipynb#([\w-]+)\)$", text, re.M)

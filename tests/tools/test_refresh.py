@@ -1,8 +1,5 @@
 """``tools/refresh.py`` runs a notebook and writes it back as the tests and the site want it."""
 
-import datetime
-
-import machine_facts
 import nbformat
 import pytest
 import refresh
@@ -27,14 +24,7 @@ def test_refreshing_twice_gives_the_same_bytes_and_messages_are_whole(tmp_path):
     once = path.read_bytes()
     refresh.refresh(path)
     assert path.read_bytes() == once
-    notebook = nbformat.read(path, as_version=4)
-    assert [cell.id for cell in notebook.cells] == [f"cell-0{i}" for i in range(4)]
-    printed, result, json_error, own_error = (cell.outputs[0] for cell in notebook.cells)
-    assert (printed.text, result.data["text/plain"]) == ("a\nb\n", "2")
-    assert notebook.metadata.language_info.name == "python"
-    date = datetime.date.fromisoformat(notebook.metadata["run"].pop("date"))
-    assert abs(datetime.date.today() - date) <= datetime.timedelta(days=1)  # a run at midnight
-    assert notebook.metadata["run"] == machine_facts.machine_facts()
+    *_, json_error, own_error = (cell.outputs[0] for cell in nbformat.read(path, 4).cells)
     # Of the frames, those of the page.
     assert "Expecting property name enclosed in double quotes" in json_error.traceback[-1]
     assert "decoder.py" not in "\n".join(json_error.traceback)
