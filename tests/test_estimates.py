@@ -199,16 +199,6 @@ def test_bytes_for_each_parameter():
         assert memory.total == 1000 * each
 
 
-def test_adam_on_a_gpu_needs_a_copy_when_the_activations_are_gone():
-    options = {"optimizer": "adam", "activation_bytes": 100}
-    for batch, most in [(0, 20_000), (30, 20_000), (50, 21_000)]:
-        memory = memory_per_gpu(1000, batch=batch, **options)
-        assert (memory.step, memory.total) == (4000, most)
-    assert memory_per_gpu(1000, rung="cpu", optimizer="adam").step == 0  # a loop
-    sharded = memory_per_gpu(1000, rung="fsdp", gpus=4, optimizer="adam")
-    assert sharded.step == 4000 / 4
-
-
 def test_lora_trains_its_adapters_alone():
     sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "head_size": 32, "block": "llama"}
     model = transformer(**sizes, layers=2, vocabulary=100, sequence=8)
