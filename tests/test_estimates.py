@@ -1,7 +1,7 @@
 """The calculators' formulas against what is published, and against what DDP and FSDP hold.
 
-Chapter 11 holds them against PyTorch's tensors in a step and shows those of each rung,
-site/test_will_it_fit.py holds them against the page and what authors report of whole models.
+Chapter 11 holds them against PyTorch's tensors in a step, site/test_will_it_fit.py against the
+page and what authors report of whole models.
 """
 
 import pytest
@@ -61,6 +61,14 @@ def test_korthikantis_models_are_as_large_and_save_as_much():
         whole = layer_bytes(parameters, fused_attention=False, **sixteen)
         share = 1 - layer_bytes(parameters, **sixteen) / whole
         assert share == pytest.approx(saved, rel=0.1)
+
+
+def test_bytes_that_a_layer_saves():
+    s, h = 2048, 12288
+    cases = {"fp32": (66, 4), "bf16-mixed": (38, 4), "bf16": (34, 2), "bf16-master": (34, 2)}
+    for precision, (each, kept) in cases.items():
+        assert layer_bytes(175e9, precision=precision) == each * s * h
+        assert layer_bytes(175e9, precision=precision, checkpointing=True) == kept * s * h
 
 
 def test_bytes_that_a_score_of_attention_keeps():
@@ -197,6 +205,46 @@ def test_bytes_for_each_parameter():
     for (optimizer, precision), each in cases.items():
         memory = memory_per_gpu(1000, optimizer=optimizer, precision=precision, rung="cpu")
         assert memory.total == 1000 * each
+
+
+def test_adam_on_a_gpu_needs_a_copy_when_the_activations_are_gone():
+    options = {"optimizer": "adam", "activation_bytes": 100}
+    for batch, most in [(0, 20_000), (30, 20_000), (50, 21_000)]:
+        memory = memory_per_gpu(1000, batch=batch, **options)
+        assert (memory.step, memory.total) == (4000, most)
+    assert memory_per_gpu(1000, rung="cpu", optimizer="adam").step == 0  # a loop
+    sharded = memory_per_gpu(1000, rung="fsdp", gpus=4, optimizer="adam")
+    assert sharded.step == 4000 / 4
+
+
+def test_gradients_and_activations_take_turns_at_the_least():
+    memory = memory_per_gpu(1000, activation_bytes=100, batch=50)
+    assert (memory.at_least, memory.total) == (4000 + 5000, 4000 + 4000 + 5000)
+
+
+def test_the_first_gpu_of_dp_holds_more():
+    options = {"rung": "dp", "gpus": 2, "optimizer": "adam"}
+    first, other = (memory_per_gpu(1000, first=first, **options) for first in (True, False))
+    assert (first.optimizer, first.communication, first.step) == (8000, 4000, 4000)
+    assert (other.optimizer, other.communication, other.step) == (0, 0, 0)
+    assert first.parameters == other.parameters
+    one = memory_per_gpu(1000, rung="dp", optimizer="adam", first=False)
+    assert one == memory_per_gpu(1000, optimizer="adam")
+
+
+def test_fsdp_shards_all_but_activations():
+    options = {"optimizer": "adam", "activation_bytes": 100, "rung": "fsdp"}
+    memory = memory_per_gpu(8000, gpus=4, largest_block=1000, **options)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (8000, 8000, 16000)
+    assert (memory.activations, memory.communication) == (100, 2 * 1000 * (4 + 4))
+    one = memory_per_gpu(8000, largest_block=1000, **options)  # gathers a copy all the same
+    assert one.communication == memory.communication
+
+
+def test_hsdp_has_a_copy_of_fsdp_on_each_machine():
+    options = {"optimizer": "adam", "activation_bytes": 100, "largest_block": 1000, "root": 500}
+    found = memory_per_gpu(8000, rung="hsdp", gpus=16, machines=2, **options)
+    assert found == memory_per_gpu(8000, rung="fsdp", gpus=8, **options)
 
 
 def test_lora_trains_its_adapters_alone():
