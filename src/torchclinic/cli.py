@@ -219,7 +219,16 @@ def find_problems() -> Iterator[str]:
             "pip install --upgrade 'torch>=2.10' torchvision"
         )
     if torch.cuda.is_available():
-        yield from filter(None, map(_gpu_problem, range(torch.cuda.device_count())))
+        for i in range(torch.cuda.device_count()):
+            try:
+                torch.ones(8, device=f"cuda:{i}").sum().item()
+            except RuntimeError as error:
+                major, minor = torch.cuda.get_device_capability(i)
+                yield (
+                    f"cuda:{i} ({torch.cuda.get_device_name(i)}, sm_{major}{minor}) cannot "
+                    f"compute: {str(error).splitlines()[0]} "
+                    f"This torch is built for {', '.join(torch.cuda.get_arch_list())}."
+                )
     elif shutil.which("nvidia-smi"):
         yield f"nvidia-smi is here, but PyTorch sees no GPU: {why_no_cuda()}"
     shared = Path("/dev/shm")
@@ -227,18 +236,4 @@ def find_problems() -> Iterator[str]:
         yield (
             f"/dev/shm has {free / 1e6:.0f} MB left, which data loader workers may exceed "
             "(bus error): use workers=0, or start the container with --shm-size=2g."
-        )
-
-
-def _gpu_problem(i: int) -> str | None:
-    import torch
-
-    try:
-        torch.ones(8, device=f"cuda:{i}").sum().item()
-    except RuntimeError as error:
-        major, minor = torch.cuda.get_device_capability(i)
-        return (
-            f"cuda:{i} ({torch.cuda.get_device_name(i)}, sm_{major}{minor}) cannot compute: "
-            f"{str(error).splitlines()[0]} "
-            f"This torch is built for {', '.join(torch.cuda.get_arch_list())}."
         )

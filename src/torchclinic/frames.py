@@ -48,8 +48,11 @@ def describe(error: BaseException, cells: Cells, *, hide: str) -> str:
     headline = "".join(report.format_exception_only()).strip()
     parts = [report]
     for part in parts:
-        frames = [f for f in part.stack if not _of_a_library(f.filename, hide)]
-        part.stack = traceback.StackSummary.from_list(_labelled(frames, cells))
+        part.stack = traceback.StackSummary.from_list(
+            traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
+            for f in part.stack
+            if not _of_a_library(f.filename, hide)
+        )
         parts += filter(None, [part.__cause__ or part.__context__])
     if not any(part.stack for part in parts):
         return headline
@@ -58,25 +61,10 @@ def describe(error: BaseException, cells: Cells, *, hide: str) -> str:
     return f"{headline}\n\n{frames}"
 
 
-def _of_the_standard_library(file: str) -> bool:
-    return file.startswith(("<frozen", STANDARD_LIBRARY)) and "-packages" not in file
-
-
-def _labelled(frames: list[traceback.FrameSummary], cells: Cells) -> list[traceback.FrameSummary]:
-    return [
-        traceback.FrameSummary(_label(f.filename, cells), f.lineno, f.name, line=f.line)
-        for f in frames
-    ]
-
-
 def _label(file: str, cells: Cells) -> str:
     return cells[file][0] if file in cells else file
 
 
 def _of_a_library(file: str, hide: str) -> bool:
-    return (
-        "-packages" in file  # site-packages; dist-packages in Debian
-        or _of_the_standard_library(file)
-        or file.startswith(hide)
-        or file.startswith("<string>")
-    )
+    # site-packages; dist-packages in Debian
+    return "-packages" in file or file.startswith((hide, "<frozen", "<string>", STANDARD_LIBRARY))
