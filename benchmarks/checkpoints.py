@@ -4,8 +4,6 @@ Memory is anonymous memory (``RssAnon``): what the process holds itself. Pages o
 not counted, for the system can drop them at any time.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A process does nothing but save. At a random instant it gets SIGKILL, which no p
 coming. Then every file is read back, and the next process goes on from the newest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

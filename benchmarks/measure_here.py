@@ -8,8 +8,6 @@ what the calculators say of the same. Without a GPU it measures tiny sizes on tw
 rows say that they are no GPU's.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import datetime

@@ -16,8 +16,6 @@ Stas Bekman and others, CC BY-SA 4.0; of the other sources, numbers and names al
 Run it, and it prints the errors by kind. The page book/are_the_numbers_right.md shows all rows.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import defaultdict

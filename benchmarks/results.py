@@ -1,7 +1,5 @@
 """A benchmark's result: mostly a ratio of two things that were measured in the same run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 test fails if one of them differs from the catalogue.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ writes each notebook of the book so that it runs on its own; the site offers the
 The same sources give the same bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import bz2
 import html

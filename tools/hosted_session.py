@@ -4,8 +4,6 @@ Such a notebook carries this module beside the packages. `check_session` says wh
 and, for each thing that is wrong, what to click.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

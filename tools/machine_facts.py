@@ -1,7 +1,5 @@
 """What readers may want to know of the machine that outputs come from."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ Sphinx joins all pages to one, the chapters first, and Chromium prints it, with 
 PDF's outline. Looks are the site's own, with ``book/_static/print.css``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -8,8 +8,6 @@ has ended, a chapter that fails as far as it got, and what has passed is not run
 machine without a network, ``make pack`` prepares what is needed (CONTRIBUTING.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

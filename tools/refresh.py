@@ -6,8 +6,6 @@ neighbouring stream outputs are merged, and the traceback of a cell that fails o
 frames of the page and the whole message.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -9,8 +9,6 @@ file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
 ...     print(jobs[0].wait(timeout=60), jobs[0].text)
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -5,8 +5,6 @@ some twenty minutes, as root. Names of scenarios after it (or ``link``) record t
 keep the others. Under torchrun, this file is what measures the link.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

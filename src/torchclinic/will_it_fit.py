@@ -10,8 +10,6 @@ other temporary tensors inside an operation, and memory that the caching allocat
 cannot use (fragmentation). `on_the_gpu` says what others have measured of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
