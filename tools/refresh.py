@@ -51,24 +51,23 @@ def refresh(path: Path) -> None:
     write_notebook(notebook, path)
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path, **options) -> None:
+def execute(notebook: nbformat.NotebookNode, folder: Path, timeout: int = 300) -> None:
     """Run `notebook` in a clean kernel in `folder` and normalise it, also if a cell fails.
 
-    `options` go to ``NotebookClient``. What a failing cell raises is raised; the cells after it
-    have no outputs then.
+    No cell may take longer than `timeout` seconds. What a failing cell raises is raised; the cells
+    after it have no outputs then.
     """
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in cells:
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook,
-        timeout=options.pop("timeout", 300),
+        timeout=timeout,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         # Otherwise every cell's metadata would carry the time at which it ran.
         record_timing=False,
         coalesce_streams=True,
-        **options,
     )
     try:
         client.execute()
