@@ -93,12 +93,8 @@ class Index(SphinxDirective):
     def part(self, name, markdown):
         """Text of the catalogue, whose links start from the notebooks, or from the entry's page."""
         page = f"errors_{self.arguments[0]}.ipynb"
-        text = LINK.sub(lambda found: moved(found[1] or page), markdown)
+        text = LINK.sub(lambda found: relpath(f"notebooks/{found[1] or page}", "book"), markdown)
         return nodes.container("", *self.parse_text_to_nodes(text), classes=[name])
-
-
-def moved(path):
-    return relpath(f"notebooks/{path}", "book")
 
 
 class AskOthers(SphinxDirective):
