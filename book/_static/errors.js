@@ -177,8 +177,7 @@
     showAnswer();
   }
 
-  const chosen = make("input", "");
-  Object.assign(chosen, { type: "file", multiple: true });
+  const chosen = Object.assign(make("input"), { type: "file", multiple: true });
   chosen.addEventListener("change", () => chosen.files.length && showFiles(chosen.files));
   log.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
   log.addEventListener("drop", (event) => {

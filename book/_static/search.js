@@ -17,11 +17,8 @@
     return Promise.all(names.map((name) => {
       if (!scripts.has(name))
         scripts.set(name, new Promise((done, failed) => {
-          const script = make("script");
-          script.src = `${root}_static/${name}`;
-          script.onload = done;
-          script.onerror = failed;
-          document.head.append(script);
+          const script = { src: `${root}_static/${name}`, onload: done, onerror: failed };
+          document.head.append(Object.assign(make("script"), script));
         }));
       return scripts.get(name);
     }));
@@ -69,9 +66,7 @@
   }
 
   function linkTo(address, ...parts) {
-    const link = make("a", "", ...parts);
-    link.href = `${root}${address}`;
-    return link;
+    return Object.assign(make("a", "", ...parts), { href: `${root}${address}` });
   }
 
   function advice(query) {

@@ -36,9 +36,7 @@ document.addEventListener("DOMContentLoaded", () => {
   if (theme) new MutationObserver(named).observe(document.documentElement, { attributeFilter: ["data-mode"] });
   if (theme) named();
   for (const dialog of all("dialog[id^=pst-]")) { // the search, and the two drawers
-    const close = make("button", "dialog-close", "×");
-    close.type = "button";
-    close.setAttribute("aria-label", "Close");
+    const close = Object.assign(make("button", "dialog-close", "×"), { type: "button", ariaLabel: "Close" });
     close.addEventListener("click", () => dialog.close());
     const form = one("form:only-child", dialog);
     if (form) form.append(close);
