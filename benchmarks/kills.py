@@ -20,7 +20,38 @@ from torch import nn
 from torchclinic.writing import LEFTOVER
 from torchladder import checkpoint
 
-KILLS, LONGEST = 200, 0.05  # seconds
+
+def kills(count: int = 200, *, seed: int = 0, longest: float = 0.05) -> dict[str, int]:
+    """Kill `count` processes, each up to `longest` seconds after its first save.
+
+    Returns
+    -------
+    dict
+        ``kills``; ``lost``, how often the last file that was reported saved, or a later one, was
+        not there whole; ``files checked``; ``half-written files``, those that a kill left behind.
+    """
+    result = {"kills": count, "lost": 0, "files checked": 0, "half-written files": 0}
+    wait, context = random.Random(seed), multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torchladder.checkpoint"])  # imports torch but once
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(count):
+            told, tell = context.Pipe(duplex=False)
+            process = context.Process(target=save_for_ever, args=(folder, tell))
+            process.start()
+            tell.close()  # the other end is the process's alone
+            saved = told.recv()
+            time.sleep(wait.uniform(0, longest))
+            process.kill()
+            process.join()
+            with told, contextlib.suppress(EOFError):
+                while True:
+                    saved = told.recv()
+            files = [*checkpoint.files_in(folder), *Path(folder).glob("best.pt")]
+            result["lost"] += not all(map(is_right, files)) or newest_step(folder) < saved
+            result["files checked"] += len(files)
+            # Of this kill: the next save removes it.
+            result["half-written files"] += len(list(Path(folder).glob(f".*{LEFTOVER}")))
+    return result
 
 
 def is_right(path: Path) -> bool:
@@ -52,31 +83,7 @@ def save_for_ever(folder: str, tell: Connection) -> None:
 
 
 def measure() -> list[Result]:
-    """Kill `KILLS` processes, each up to `LONGEST` seconds after its first save.
-
-    Lost is the last file that was reported saved, if neither it nor a later one is there whole.
-    """
-    lost, checked, half_written = 0, 0, 0
-    wait, context = random.Random(0), multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torchladder.checkpoint"])  # imports torch but once
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(KILLS):
-            told, tell = context.Pipe(duplex=False)
-            process = context.Process(target=save_for_ever, args=(folder, tell))
-            process.start()
-            tell.close()  # the other end is the process's alone
-            saved = told.recv()
-            time.sleep(wait.uniform(0, LONGEST))
-            process.kill()
-            process.join()
-            with told, contextlib.suppress(EOFError):
-                while True:
-                    saved = told.recv()
-            files = [*checkpoint.files_in(folder), *Path(folder).glob("best.pt")]
-            lost += not all(map(is_right, files)) or newest_step(folder) < saved
-            checked += len(files)
-            # Of this kill: the next save removes it.
-            half_written += len(list(Path(folder).glob(f".*{LEFTOVER}")))
-    what = f"Checkpoints lost by {KILLS} kills of a process that saves"
-    detail = f"{KILLS} kills, {checked:,} files checked, {half_written:,} half-written files"
-    return [Result(what, lost, lost, lost, KILLS, detail=detail)]
+    counted = kills()
+    lost, others = counted.pop("lost"), ", ".join(f"{n:,} {what}" for what, n in counted.items())
+    what = f"Checkpoints lost by {counted['kills']} kills of a process that saves"
+    return [Result(what, lost, lost, lost, counted["kills"], detail=others)]
