@@ -15,7 +15,8 @@
   const scripts = new Map();
   function load(...names) {
     return Promise.all(names.map((name) => {
-      if (!scripts.has(name))
+      // The error clinic's page has two of them already.
+      if (!scripts.has(name) && !document.querySelector(`script[src*="/${name}"]`))
         scripts.set(name, new Promise((done, failed) => {
           const script = { src: `${root}_static/${name}`, onload: done, onerror: failed };
           document.head.append(Object.assign(make("script"), script));
