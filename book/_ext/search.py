@@ -39,7 +39,7 @@ WORDS = {
     "empty": "Words, a name from the code, or the message of an error. For example:",
     "examples": "resume with fewer gpus|find_unused_parameters|fsdp vs ddp|two gpus no faster",
     "some": "{count} sections, the best first.",
-    "many": "More than 50 sections, the best first.",
+    "many": "More than {most} sections, the best first.",
     "part": "No section has all of these words; {count} have some, the best first.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",

@@ -93,7 +93,7 @@
     function show(query, { hits, whole, meant }) {
       const count = hits.length;
       if (box.contains(document.activeElement)) input.focus(); // its hit is about to go
-      says.textContent = phrase(!query ? "empty" : !count ? "none" : meant ? "meant" : !whole ? "part" : count > MOST ? "many" : "some", { count, query, meant });
+      says.textContent = phrase(!query ? "empty" : !count ? "none" : meant ? "meant" : !whole ? "part" : count > MOST ? "many" : "some", { count, query, meant, most: MOST });
       advised.replaceChildren(...(!query ? examples() : count && whole ? [] : [advice(query)]));
       const [best, others] = [hits.slice(0, BEST), hits.slice(BEST)];
       const groups = [...new Set(others.map(groupOf))].map((name) => [name, others.filter((hit) => groupOf(hit) === name)]);

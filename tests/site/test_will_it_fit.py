@@ -165,6 +165,9 @@ def test_what_does_not_fit_names_the_changes_with_which_it_may(page):
     follow(page, "model=llama-8b&gpu=a100-40&gpus=1&train=lora")
     assert page.locator(".memory-says p").get_attribute("data-verdict") in ("fits", "close")
     assert page.locator("#fit-train").input_value() == "lora"
+    assert page.locator(".memory-figure .bar").count() == 1  # one GPU runs no rung of many
+    follow(page, "model=7b&train=lora&gpu=rtx4090&gpus=1")  # may fit: with LoRA it is already
+    assert page.locator(".memory-more").inner_text().endswith(" It fits with QLoRA.")
     follow(page, "model=llama-8b&gpu=a100-40&gpus=1&rank=abc")  # wrong, and hidden
     assert page.locator(".memory-says p").inner_text().startswith("No: on one GPU")
     assert "may fit" not in page.locator(".memory-more").inner_text()
