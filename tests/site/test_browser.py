@@ -177,7 +177,8 @@ def test_on_a_phone_the_menu_shows_the_page_the_drawer_closes_and_next_is_whole(
     assert current.bounding_box()["y"] > 0
     page.click("dialog[open] .dialog-close")
     page.click(".secondary-toggle")
-    assert page.locator("dialog[open] .toc-entry ul a >> visible=true").count() > 3  # parts of sections
+    parts = page.locator("dialog[open] .toc-entry ul a >> visible=true")  # of sections
+    assert parts.count() > 3
     page.click("dialog[open] a[href='#measure-your-own-model']")
     page.wait_for_selector("dialog[open]", state="detached")
     assert page.locator("#measure-your-own-model").bounding_box()["y"] < 844
