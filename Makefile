@@ -26,7 +26,7 @@ help:  ## this list
 book: venv _build/pages  ## build the site; what is unchanged since the last time is kept
 	$(SPHINX)
 	@echo
-	@echo "The book is at $(CURDIR)/$(HTML)/index.html"
+	@echo "The book is at $$PWD/$(HTML)/index.html"
 	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
 
 # What was ordered comes first: the chapters. A part that fails keeps no other from running.
@@ -48,7 +48,7 @@ pdf: $(VENV)/tested  ## write the whole book as one PDF into _build; needs Chrom
 	$(BIN)/python tools/pdf.py _build/$(BOOK).pdf
 
 zip: book  ## write the site, to read without network, as one zip file into _build
-	cd _build && ln -sfn html $(BOOK) && $(CURDIR)/$(BIN)/python -m zipfile -c $(BOOK).zip $(BOOK)
+	cd _build && ln -sfn html $(BOOK) && ../$(BIN)/python -m zipfile -c $(BOOK).zip $(BOOK)
 	@echo "The site is in _build/$(BOOK).zip"
 
 # Here and below, three tests at a time, also on two cores: ranks often wait for each other.
@@ -84,7 +84,7 @@ measure: venv  ## measure this machine's GPUs for the book's table; minutes: mak
 	$(BIN)/python benchmarks/measure_here.py --link="$(LINK)" --peak="$(PEAK)"
 
 record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
-	$(BIN)/python tools/record.py $(MACHINE)
+	$(BIN)/python tools/record.py "$(MACHINE)"
 
 # PyTorch, torchvision, matplotlib and pytest have to be there. Wheels for a newer glibc might not run.
 FASHION ?= /usr/share/datasets/fashion-mnist
@@ -92,7 +92,7 @@ FOR ?= --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylin
 pack: venv  ## put what a machine without network needs to be recorded into dist/offline
 	rm -rf dist/offline && mkdir -p dist/offline/wheels
 	$(BIN)/pip download --only-binary=:all: $(FOR) --dest dist/offline/wheels -r tools/offline.txt
-	cp $(FASHION)/*.gz dist/offline
+	cp "$(FASHION)"/*.gz dist/offline
 	git rev-parse HEAD > dist/offline/commit
 
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist/kaggle
@@ -101,13 +101,13 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist
 # With its versions and variables, a home and a folder of their own, and no network. Kaggle has Python 3.12, Colab 3.13:
 # make test-hosted HOST=colab PYTHON=python3.13
 HOST ?= kaggle
-HOSTED := $(CURDIR)/_build/$(HOST)
+HOSTED = _build/$(or $(filter kaggle colab,$(HOST)),$(error HOST=$(HOST): choose kaggle or colab))
 test-hosted: venv  ## run them with the versions of HOST=kaggle or colab: 5 GB, a quarter of an hour; needs Debian's Fashion-MNIST
-	$(PYTHON) -m venv .venv-$(HOST)
-	.venv-$(HOST)/bin/pip install --quiet -r tools/$(HOST).txt
 	rm -rf $(HOSTED)
+	"$(PYTHON)" -m venv .venv-$(HOST)
+	.venv-$(HOST)/bin/pip install --quiet -r tools/$(HOST).txt
 	$(BIN)/python tools/hosted_notebooks.py $(HOSTED)
-	cd $(HOSTED) && env -i HOME=$(HOSTED) PATH="$(CURDIR)/.venv-$(HOST)/bin:/usr/bin:/bin:/usr/sbin:/sbin" LANG=C.UTF-8 \
+	cd $(HOSTED) && env -i HOME="$$PWD" PATH="$${PWD%/*/*}/.venv-$(HOST)/bin:/usr/bin:/bin:/usr/sbin:/sbin" LANG=C.UTF-8 \
 	PYTHONPATH=/env/python COLAB_RELEASE_TAG=none $(if $(filter kaggle,$(HOST)),KAGGLE_KERNEL_RUN_TYPE=Batch) \
 	TQDM_DISABLE=1 OMP_NUM_THREADS=1 unshare --map-root-user --net sh -c 'ip link set lo up; exec "$$@"' sh \
 	python -m pytest -c /dev/null -p no:cacheprovider -q --nbval-lax --nbval-current-env --nbval-cell-timeout=300 $(or $(ONLY),.)
@@ -124,7 +124,7 @@ bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minut
 
 # In an environment of its own, which needs no PyTorch.
 dist:  ## build and check the wheel and the sdist, in dist
-	$(PYTHON) -m venv .venv-dist
+	"$(PYTHON)" -m venv .venv-dist
 	.venv-dist/bin/pip install --quiet $(BY_HASH) release.txt
 	rm -rf dist/torchladder-*
 	.venv-dist/bin/python -m build --no-isolation --outdir dist
@@ -142,10 +142,10 @@ lock:  ## renew constraints.txt, oldest.txt and release.txt: the versions and ha
 publish:  ## push the site that make book has built to the branch gh-pages, from which Kaggle and Colab fetch notebooks
 	@test -f $(HTML)/index.html || { echo "There is no site in $(HTML): run make book first."; exit 1; }
 	touch $(HTML)/.nojekyll
-	repository=$$(git rev-parse --absolute-git-dir) && export GIT_INDEX_FILE=$$(mktemp -u) && \
-	git -C $(HTML) --git-dir=$$repository --work-tree=. add --all --force . && \
-	commit=$$(git commit-tree $$(git write-tree) -m "The site of $$(git rev-parse --short HEAD)") && \
-	rm $$GIT_INDEX_FILE && git push --force origin $$commit:refs/heads/gh-pages
+	repository=$$(git rev-parse --absolute-git-dir) && GIT_INDEX_FILE=$$(mktemp -u) && export GIT_INDEX_FILE && \
+	git -C $(HTML) --git-dir="$$repository" --work-tree=. add --all --force . && \
+	commit=$$(git commit-tree "$$(git write-tree)" -m "The site of $$(git rev-parse --short HEAD)") && \
+	rm "$$GIT_INDEX_FILE" && git push --force origin "$$commit:refs/heads/gh-pages"
 
 venv: $(VENV)/installed  ## make .venv and install requirements.txt
 
@@ -156,9 +156,9 @@ BY_HASH := --require-hashes --no-deps --only-binary=:all: -r
 INSTALL = $(BIN)/pip install $(if $(CONSTRAINTS),--quiet --no-index --no-build-isolation)
 
 $(VENV)/installed: requirements.txt pyproject.toml $(CONSTRAINTS)
-	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; this is {v[0]}.{v[1]}. Use: make PYTHON=/path/to/python3.11")'
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; this is {v[0]}.{v[1]}. Use: make PYTHON=/path/to/python3.11")'
 	@echo "Installing what requirements.txt lists into $(VENV): at first several minutes, and on Linux about 6 GB of disk."
-	$(PYTHON) -m venv $(VENV)
+	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(CONSTRAINTS),$(BY_HASH) $(CONSTRAINTS),--upgrade pip)
 	$(INSTALL) -r requirements.txt
 	@touch $@

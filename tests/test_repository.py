@@ -12,7 +12,7 @@ import tomllib
 
 import pytest
 import yaml
-from running import ROOT, ran
+from running import ROOT, ran, shellcheck
 
 import torchclinic
 import torchladder
@@ -91,6 +91,26 @@ def test_a_part_that_fails_keeps_no_other_from_running_and_is_named_at_the_end(t
         assert "make quick" in done.stdout
         assert done.stdout.splitlines()[-1].startswith(last)
         assert bool(done.returncode) == last.startswith("Failed")
+
+
+def test_the_recipes_take_paths_with_spaces():
+    """Paths that users choose are here variables of the shell: unquoted, they would be words."""
+    targets = re.search(r"^\.PHONY: (.*)", text("Makefile"), re.MULTILINE)[1].split()
+    paths = [f"{name}=$${name}" for name in ("CURDIR", "PYTHON", "FASHION", "MACHINE", "LINK")]
+    command = ["make", "-nB", "--no-print-directory", *paths, *targets]
+    printed = ran(*command, cwd=ROOT, env={"PATH": os.environ["PATH"]})
+    recipes = re.sub(r"^make\b.*", "", printed, flags=re.MULTILINE)  # its own words
+    assert "rm -rf _build/kaggle" in recipes
+    # GROUPS, a list, may be split; `a && b || c` is not meant as if-then-else.
+    shellcheck("--shell=sh", "--exclude=SC2015", "-", input=recipes)
+
+
+def test_nothing_is_removed_but_what_a_recipe_has_made():
+    for host in ("..", "../..", "a b", ""):
+        command = ["make", "-n", "test-hosted", f"HOST={host}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert "rm -rf" not in done.stdout
+        assert f"HOST={host}: choose kaggle or colab" in done.stderr
 
 
 # --- versions -----------------------------------------------------------------------------------
