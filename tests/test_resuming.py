@@ -6,15 +6,19 @@ import random
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from running import NO_CHECKSUMS
+from running import NO_CHECKSUMS, alive
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
 
+from torchclinic.writing import LOCK, sole_use
 from torchladder import checkpoint
 from torchladder.checkpoint import files_in
 from torchladder.data import balanced_subset, load_dataset
@@ -332,11 +336,84 @@ def test_a_damaged_newest_file_is_named_left_alone_and_passed_over(tmp_path, cap
         why = r"the checksum of archive/data/\d+ is not that of its content" * (spoil is zeroed)
         assert re.search(rf"\({why}", said)
         trained(broken)
-        damaged, resumed = capsys.readouterr().err.splitlines()
+        damaged, resumed, renamed = capsys.readouterr().err.splitlines()
+        assert renamed == f"{newest.name} was no whole checkpoint: it is {newest.name}.aside-1 now"
         left = r"and left as it is: trying the one before"
         assert re.fullmatch(rf"step_00000021.pt is damaged \(.+\) {left}", damaged)
         assert resumed == "resumed from step_00000018.pt in epoch 3, step 18"
+        assert (broken / f"{newest.name}.aside-1").read_bytes() == spoilt
         assert_equal(end_of(tmp_path / "whole"), end_of(broken))
+
+
+@pytest.mark.slow
+def test_where_all_steps_are_damaged_a_whole_best_one_is_named_and_can_be_taken(tmp_path, capsys):
+    folder = tmp_path / "a run's"
+    trained(folder)
+    for path in files_in(folder):
+        empty(path)
+    with pytest.raises(ValueError, match=r"is whole but best\.pt, of step ") as raised:
+        trained(folder)
+    command = str(raised.value).partition("To go on from there: ")[2]
+    subprocess.run(["sh", "-c", command], check=True, timeout=60)
+    trained(folder)
+    step = torch.load(folder / "best.pt")["step"]
+    assert f"resumed from step_{step:08d}.pt" in capsys.readouterr().err
+    empty(folder / "best.pt")
+    for path in files_in(folder):
+        empty(path)
+    with pytest.raises(ValueError, match="is whole: take one from a backup"):
+        trained(folder)
+
+
+# --- two runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_second_run_is_told_who_has_the_folder_and_the_first_goes_on(tmp_path):
+    def first(folder):
+        trained(folder, on_step=lambda state: state.step == 2 and second(folder))
+
+    def second(folder):
+        others = [{"world_size": 1}, ON_TWO_RANKS]
+        for options in others:
+            with pytest.raises(LaunchError) as raised:
+                launched(folder, **options)
+            for part in (rf"process {os.getpid()} on {socket.gethostname()}, since 2", str(folder)):
+                assert part in str(raised.value)
+        assert not files_in(folder)
+
+    first(tmp_path)
+    assert torch.load(files_in(tmp_path)[-1])["epoch"] == 3
+    assert not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.slow
+def test_a_killed_runs_folder_is_free_though_its_workers_live(tmp_path):
+    """A worker that is stopped does not notice that its run is gone."""
+    program = f"""if True:
+        import os, signal, sys, time
+        from torchclinic.writing import sole_use
+        with sole_use({str(tmp_path)!r}):
+            if not (child := os.fork()):
+                time.sleep(600)
+            print(child, flush=True)
+            time.sleep(600)
+    """
+    holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(BlockingIOError, match=f"process {holder.pid} on "), sole_use(tmp_path):
+            pass
+        holder.kill()
+        holder.wait(60)
+        assert alive(child)
+        with sole_use(tmp_path):
+            assert str(os.getpid()) in (tmp_path / LOCK).read_text()
+    finally:
+        holder.kill()
+        holder.stdout.close()
+        os.kill(child, signal.SIGKILL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):

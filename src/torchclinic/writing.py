@@ -3,12 +3,19 @@
 import errno
 import os
 import secrets
+import socket
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
+
+with suppress(ImportError):  # Windows has none
+    import fcntl
 
 LEFTOVER = ".torchclinic-tmp"  # how the name of a file that is being written ends
+LOCK = ".lock"  # the file that says which run is writing to its folder; rungs/gpt.py has it too
 
 
 @contextmanager
@@ -57,6 +64,65 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         raise
     if os.name != "nt":  # where folders cannot be opened
         _sync(path.parent)
+
+
+@contextmanager
+def sole_use(folder: str | os.PathLike) -> Iterator[None]:
+    """Keep other runs from `folder` while the block runs, by a lock that dies with this process.
+
+    It is the system's (``flock``) on ``folder/.lock``, which names the holder. On Windows, and on
+    file systems without such locks, nobody is kept from anything.
+
+    Raises
+    ------
+    BlockingIOError
+        If another run holds it: the message says which process on which host, and since when.
+    """
+    path = Path(folder, LOCK)
+    lock = _locked(path)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}, {time.strftime('since %F %T')}")
+    lock.flush()
+    _held.append(lock)
+    try:
+        yield
+    finally:
+        if lock in _held:  # not in a fork
+            path.unlink(missing_ok=True)
+            _let_go(lock)
+
+
+_held: list[IO[str]] = []  # files whose lock this process has
+
+
+def _let_go(*locks: IO[str]) -> None:
+    for lock in locks or _held.copy():
+        _held.remove(lock)
+        lock.close()
+
+
+# A data loader's worker outlives a killed run by seconds: the lock is not the worker's.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _locked(path: Path) -> IO[str]:
+    while True:
+        lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - for writing, as NFS wants it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            what = f"another run is writing there ({lock.read(200) or 'it has just begun'})"
+            lock.close()
+            advice = "name another folder, or end that run first"
+            raise BlockingIOError(error.errno, f"{what}: {advice}", str(path.parent)) from None
+        except (NameError, OSError):  # Windows; a file system without locks
+            pass
+        with suppress(FileNotFoundError):  # who had it removes it before letting go
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
+                lock.truncate(0)
+                return lock
+        lock.close()
 
 
 def _mode_of(path: Path) -> int | None:

@@ -9,16 +9,18 @@ each rank's random generators; ``run``: the settings that must stay; ``classes``
 """
 
 import copy
+import itertools
 import math
 import os
 import pickle
 import platform
 import random
 import re
+import shlex
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config
 
 from torchclinic.modules import unwrapped
-from torchclinic.writing import LEFTOVER, atomic_file
+from torchclinic.writing import LEFTOVER, atomic_file, sole_use
 from torchladder import __version__
 
 _OWN_NAMES = ("epoch", "batch", "step", "rng", "run", "classes", "versions", "number")
@@ -63,8 +65,9 @@ def save(
     """Write a checkpoint to ``folder/step_<step>.pt``, atomically; the path of the file.
 
     All ranks of a process group call this together. Rank 0 writes while the others wait, and if
-    it fails, it fails on all of them. A folder is for one run at a time: what killed saves left
-    half-written in it is removed.
+    it fails, it fails on all of them. A folder is for one run at a time (`only_run_in` sees to
+    that): what killed saves left half-written in it is removed. What has the name of the file and
+    is no whole checkpoint is renamed, not replaced.
 
     Parameters
     ----------
@@ -128,17 +131,30 @@ def save(
     return path
 
 
+@contextmanager
+def only_run_in(folder: str | os.PathLike, *, no_dist: bool = False) -> Iterator[None]:
+    """Keep other runs from saving to `folder` while the block runs; all ranks call this together.
+
+    Rank 0 holds a lock, ``folder/.lock``, which its death releases. A BlockingIOError, on every
+    rank, names the process and the host that have it.
+    """
+    rank, world_size = _meet(f"checkpoint.only_run_in {folder}", no_dist)
+    with ExitStack() as lock:
+        _on_first_rank(lambda: lock.enter_context(sole_use(folder)), rank, world_size)
+        yield
+
+
 def files_in(folder: str | os.PathLike) -> list[Path]:
     """The files that `save` wrote to `folder`, the last saved last; not ``best.pt``.
 
     After a return to an earlier file, that need not be the one of the last step.
     """
-    files = Path(folder).glob("step_*.pt")
+    files = (p for p in Path(folder).glob("step_*.pt") if p.is_file())
     return sorted((p for p in files if re.fullmatch(r"step_\d{8,}\.pt", p.name)), key=_number_of)
 
 
 def _number_of(path: Path) -> float:
-    """Which save of its folder a file was: a copy has another date. Of a damaged one, infinity."""
+    """Which save of its folder a file was: a copy has another date. Infinity, if it was none."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(saved["number"])
@@ -179,6 +195,7 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
+                _make_way(target)
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
@@ -186,6 +203,15 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
     # What cannot be read is not known to be ours to remove.
     for old in [old for old in numbers if old != path][: -(keep - 1) or None]:
         old.unlink(missing_ok=True)
+
+
+def _make_way(path: Path) -> None:
+    """Rename what is there under a checkpoint's name, unless it is a whole one of a run."""
+    if os.path.lexists(path) and (_number_of(path) == math.inf or _why_damaged(path)):
+        names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        path.rename(aside)
+        print(f"{path.name} was no whole checkpoint: it is {aside.name} now", file=sys.stderr)
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
@@ -296,12 +322,22 @@ def _newest_whole(source: Path) -> Path | None:
     """The newest file of `source` that is whole; those that are not are named on stderr."""
     one_file = source.is_file() or (source.suffix == ".pt" and not source.is_dir())
     files = [source] if one_file else files_in(source)
+    damaged = False
     for path in reversed(files):
-        if not (wrong := _why_damaged(path)):
+        wrong = _why_damaged(path)
+        if not wrong and (one_file or _number_of(path) < math.inf):
             return path
+        damaged |= bool(wrong)
+        what = f"damaged ({wrong})" if wrong else "of no training run"
         before = ": trying the one before" if path != files[0] else ""
-        print(f"{path.name} is damaged ({wrong}) and left as it is{before}", file=sys.stderr)
-    if files:
+        print(f"{path.name} is {what} and left as it is{before}", file=sys.stderr)
+    best = source / "best.pt"
+    if damaged and _number_of(best) < math.inf and not _why_damaged(best):
+        step = torch.load(best, map_location="cpu", weights_only=True, mmap=True)["step"]
+        copy_it = shlex.join(["cp", str(best), str(source / f"step_{step:08d}.pt")])
+        what = f"but best.pt, of step {step:,}. To go on from there: {copy_it}"
+        raise ValueError(f"No checkpoint in {source} is whole {what}")
+    if damaged:
         raise ValueError(f"No checkpoint in {source} is whole: take one from a backup.")
     return None
 

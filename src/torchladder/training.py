@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -153,10 +153,14 @@ def train(
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     state = TrainState(model, wrapped, optimizer, schedule, precision, rank, world_size, settings)
     state.folder = checkpoint_dir
-    if checkpoint_dir is not None and world_size > 2:
-        _order_buckets(state, batches[0])
-    state.resume()
-    _train_epochs(state, *batches, checkpoint_every, on_step)
+    with ExitStack() as lock:
+        if checkpoint_dir is not None:
+            no_dist = world_size == 1
+            lock.enter_context(checkpoint.only_run_in(checkpoint_dir, no_dist=no_dist))
+            if world_size > 2:
+                _order_buckets(state, batches[0])
+        state.resume()
+        _train_epochs(state, *batches, checkpoint_every, on_step)
     return state.history
 
 
