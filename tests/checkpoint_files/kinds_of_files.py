@@ -236,6 +236,14 @@ def safetensors_of_tied_weights(folder):
 
 
 @good()
+def safetensors_with_a_note_that_names_a_stored_tensor(folder):
+    from safetensors.torch import save_file
+
+    save_file(state(), folder / "x.safetensors", {"norm.weight": "norm.bias"})
+    return folder / "x.safetensors"
+
+
+@good()
 def shards(folder, **options):
     from accelerate import Accelerator
 
@@ -407,6 +415,14 @@ for _name, _message, _data in [
     bad(_message, _name, lambda _, data=_data: data)
 
 NONE = "no state dict in it"
+
+
+def two_tensors_of_one_name(_):
+    model = net()
+    model._parameters["layers.0.weight"] = model.layers[1].weight
+    return model
+
+
 for _name, _message, _make in [
     ("malicious_alone", NONE, lambda folder: Boom(folder / "marker")),
     ("malicious_pickle", NONE, lambda folder: pickle.dumps({"a": Boom(folder / "marker")})),
@@ -425,6 +441,10 @@ for _name, _message, _make in [
      lambda _: {"generator": state(), "discriminator": state()}),
     ("clash_after_stripping", "would be one key",
      lambda _: state() | {f"_orig_mod.{k}": v for k, v in state().items()}),
+    ("two_dicts_of_one_name", "two state dicts are called 'model.old'",
+     lambda _: {"model.old": state(), "model": {"old": state(), "loss": 0.5}}),
+    ("whole_model_with_two_tensors_of_one_name", "two tensors are called 'layers.0.weight'",
+     two_tensors_of_one_name),
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "on the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),
@@ -562,6 +582,14 @@ def shard_outside_the_folder(folder):
 def key_not_in_its_shard(folder):
     safetensors_file(folder)
     return index(folder, {"weight_map": {"fc.weight": "model.safetensors"}})
+
+
+@bad("'conv.weight' twice")
+def index_with_two_homes_for_a_key(folder):
+    safetensors_file(folder)
+    safetensors_file(folder, "old.safetensors")
+    homes = b'"conv.weight": "model.safetensors", "conv.weight": "old.safetensors"'
+    return written(folder, b'{"weight_map": {%b}}' % homes, "model.safetensors.index.json")
 
 
 bad("damaged", "index_without_a_map")(lambda folder: index(folder, {}))

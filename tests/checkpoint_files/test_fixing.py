@@ -103,13 +103,15 @@ def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path
         assert same(loaded, net(Tied))
     with safe_open(tmp_path / "y.safetensors", "pt") as file:
         assert file.metadata()["format"] == "pt"  # for which transformers asks
-    copies["head.weight"][0, 0] += 1
-    path = saved(tmp_path, copies)
+    other_numbers = copies["head.weight"] + 1
+    other_dtype = copies["head.weight"].view(torch.int32)  # the same bits
     for work in (load_into, lambda m, path: fix_checkpoint(path, tmp_path / "y.pt", model=m)):
-        with pytest.raises(
-            CheckpointError, match=r"'embed.weight' and 'head.weight' differ, and T"
-        ):
-            work(loaded, path)
+        for other in (other_numbers, other_dtype):
+            path = saved(tmp_path, copies | {"head.weight": other})
+            with pytest.raises(
+                CheckpointError, match=r"'embed.weight' and 'head.weight' differ, and T"
+            ):
+                work(loaded, path)
     assert same(loaded, net(Tied))
 
 

@@ -113,8 +113,8 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
         homes = [found.names[name] for name in names if name in found.names]
         if len(names) < 2 or not homes:
             continue
-        bits = [_bits(values[home]) for home in homes]
-        if not all(torch.equal(bits[0], other) for other in bits):
+        first, *others = [(values[home].dtype, _bits(values[home])) for home in homes]
+        if not all(first[0] == dtype and torch.equal(first[1], bits) for dtype, bits in others):
             raise CheckpointError(
                 f"{where}: {some(map(repr, homes), between=' and ')} differ, and "
                 f"{type(model).__name__} ties them. Give a model with a tensor for each."

@@ -241,7 +241,8 @@ def _read_safetensors(path: Path) -> Checkpoint:
         notes = file.metadata() or {}
     # One tensor under two names is stored once; save_model writes the second name as a note.
     notes.pop("format", None)
-    tree |= {name: tree[kept] for name, kept in notes.items() if kept in tree}
+    ties = {name: kept for name, kept in notes.items() if kept in tree and name not in tree}
+    tree |= {name: tree[kept] for name, kept in ties.items()}
     return Checkpoint(path, "safetensors", tree, [path])
 
 
@@ -277,7 +278,7 @@ def shard_note(path: Path) -> str:
 
 def _read_shards(index: Path) -> Checkpoint:
     """Hugging Face's: a JSON file says in which shard each key lies."""
-    homes = json.loads(index.read_text())["weight_map"]
+    homes = json.loads(index.read_text(), object_pairs_hook=_dict_of_once)["weight_map"]
     whole, shards = Checkpoint(index, "", {}, [index]), {}
     for name in sorted(set(homes.values())):
         if Path(name).name != name or name.endswith(".index.json"):
@@ -296,6 +297,15 @@ def _read_shards(index: Path) -> Checkpoint:
     kinds = sorted({shard.format for shard in shards.values()})
     whole.format = f"{len(shards)} shards, {' and '.join(kinds)}"
     return whole
+
+
+def _dict_of_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that is there twice, JSON's reader would take the last."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"it has {key!r} twice")
+    return found
 
 
 def _what_else(head: bytes, size: int) -> str:

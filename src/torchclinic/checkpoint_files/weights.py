@@ -68,7 +68,8 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     CheckpointError
         If there is none, or several and `key` does not name one of them.
     """
-    found = state_dicts(tree)
+    every = list(_state_dicts(tree, (), set()))
+    found = dict(every)
     best = min(map(_preference, found), default=None)
     chosen = [name for name in found if _preference(name) == best] if key is None else [key]
     if not found:
@@ -81,8 +82,10 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
             f"{path}: several state dicts in it ({some(map(repr, chosen))}). Choose one, such as "
             f"key={chosen[0]!r} (--key {chosen[0]})."
         )
+    if [name for name, _ in every].count(chosen[0]) > 1:
+        raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
     weights = found[chosen[0]]
-    return chosen[0], _parts_of(weights) if is_model(weights) else weights
+    return chosen[0], _parts_of(weights, path) if is_model(weights) else weights
 
 
 def _preference(name: str) -> tuple:
@@ -123,7 +126,7 @@ def _why_unread(tensor: StandIn) -> str:
     )
 
 
-def _parts_of(model: StandIn) -> dict[str, Any]:
+def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
     """The state dict of a whole pickled model, from its parameters and buffers: no code is run."""
     weights, waiting, opened = {}, [("", model)], set()
     while waiting:
@@ -134,6 +137,8 @@ def _parts_of(model: StandIn) -> dict[str, Any]:
         state = module.state
         skipped = state.get("_non_persistent_buffers_set") or ()
         for name, value in [*state["_parameters"].items(), *state["_buffers"].items()]:
+            if f"{prefix}{name}" in weights:
+                raise CheckpointError(f"{path}: two tensors are called {prefix + name!r}.")
             if value is not None and name not in skipped:
                 weights[f"{prefix}{name}"] = value
         waiting += reversed([(f"{prefix}{n}.", m) for n, m in state["_modules"].items()])
