@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
-from torchclinic import UserError, errors, printable
+from torchclinic import UserError, errors, logs, printable
 
 KNOWN = errors.page("flight_recorder")
 
@@ -48,7 +48,8 @@ def dumps_in(paths: list[str]) -> dict[str, bytes]:
     if len(files) == 1 and files[0].is_dir():
         named = [f for f in sorted(files[0].iterdir()) if re.search(KNOWN["rank"], f.name)]
         files = list(filter(_begins_as_dump, named))
-    return {str(f): f.read_bytes() for f in files} if any(map(_begins_as_dump, files)) else {}
+    dumps = any(map(_begins_as_dump, files))
+    return {str(f): logs.checked(f).read_bytes() for f in files} if dumps else {}
 
 
 def _begins_as_dump(file: Path) -> bool:

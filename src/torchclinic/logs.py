@@ -35,25 +35,34 @@ def _logs_in(name: str) -> list[str]:
     """A file, or the logs of a folder; if torchrun made it, of the last run the last attempt."""
     if not os.path.isdir(name):
         return [name]
-    logs = {log: log.parent.parent for log in Path(name).rglob("*.log")}
+    logs = {log: log.parent.parent for log in Path(name).rglob("*.log") if not log.is_dir()}
     if not logs:
         raise UserError(f"{name} holds neither logs (*.log) nor dumps of the flight recorder.")
     last = max(logs.values(), key=lambda a: (a.parent.stat().st_mtime, len(a.name), a.name))
-    return sorted(str(log) for log, attempt in logs.items() if attempt == last)
+    return sorted(str(checked(log, named=False)) for log in logs if logs[log] == last)
 
 
 def _text(name: str) -> str:
     """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
-    if name != "-" and not os.path.exists(name):
-        raise UserError(_no_such(name))
-    if name != "-" and Path(name).is_char_device():  # /dev/zero never ends
-        raise UserError(f"{name} is a device: give the file of a log, or - for the standard input.")
-    text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    text = sys.stdin.buffer.read() if name == "-" else checked(name).read_bytes()
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
         raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
     of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
     return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
+
+
+def checked(name: str | Path, *, named: bool = True) -> Path:
+    """A file, or a pipe that the user has `named`; an error for what may never end."""
+    path = Path(name)
+    if named and not os.path.exists(name):
+        raise UserError(_no_such(str(name)))
+    if not (path.is_file() or (named and (path.is_fifo() or path.is_dir()))):
+        raise UserError(
+            f"{name} is a device, a pipe, a socket or a dead link: give the files of logs, or - "
+            "for the standard input."
+        )
+    return path
 
 
 def _no_such(name: str) -> str:

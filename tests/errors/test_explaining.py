@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import pickle
 import re
+import socket
 import subprocess
 import sys
 from email.message import Message
@@ -186,6 +188,40 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path):
         assert err.startswith("torchclinic explain: "), argument
         assert sentence in err
         assert err.count("\n") == 1, argument
+
+
+@pytest.mark.slow
+def test_what_may_never_end_is_refused_in_a_folder_and_a_pipe_is_read_only_if_named(tmp_path):
+    def answer(*arguments):
+        command = ["timeout", "60", sys.executable, "-m", "torchclinic", "explain", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    logs = tmp_path / "logs/run"
+    logs.mkdir(parents=True)
+    (logs / "b.log").write_text(LOG)
+    (logs / "round.log").symlink_to(tmp_path)  # a folder, and a way round and round
+    odd = logs / "a.log"
+    for make in (
+        lambda: os.mkfifo(odd),
+        lambda: odd.symlink_to("/dev/zero"),
+        lambda: odd.symlink_to("gone"),
+        lambda: odd.symlink_to(odd),
+        lambda: socket.socket(socket.AF_UNIX).bind(str(odd)),
+    ):
+        make()
+        sentence = "logs/run/a.log is a device, a pipe, a socket or a dead link: "
+        status, out, err = answer("logs")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"torchclinic explain: {sentence}")
+        odd.unlink()
+    assert answer("logs")[0] == 0
+    (tmp_path / "trace_0").write_bytes(pickle.dumps({"version": "2.4", "entries": []}, 2))
+    for what in (["/dev/zero"], ["trace_0", "/dev/zero"]):
+        assert "/dev/zero is a device" in answer(*what)[2]
+    assert "no file and no entry is called trace_1" in answer("trace_0", "trace_1")[2]
+    command = f'{sys.executable} -m torchclinic explain <(cat "$1")'
+    assert "module-prefix" in ran("bash", "-c", command, "bash", logs / "b.log")
 
 
 def test_an_entry_is_printed_whole_and_fits_a_terminal(explain):
