@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 
 import cloudpickle
 
@@ -42,9 +43,7 @@ PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching
 UTF8 = codecs.getincrementaldecoder("utf-8")
 PACKAGE = os.path.dirname(__file__)  # what it calls is the reader's
 GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
-# Processes start one launch at a time (see `_no_main_module`), and none is asked meanwhile whether
-# it lives: starting one asks all others too, and only the first who asks gets an exit code.
-STARTING = threading.Lock()
+STARTING = threading.Lock()  # one launch at a time: see `_no_main_module`
 
 
 class LaunchError(RuntimeError):
@@ -133,33 +132,71 @@ def launch(
     method = mp.get_start_method(allow_none=True)
     job = (function, args, kwargs, cell_sources(), backend, method)
     job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
-    warm_up()
-    import torch.distributed as dist
-
-    # Bound here and now, on a free port: there is no port to agree on and none to lose.
-    # Where the loopback is down, it would try again for five minutes.
-    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(0, 30), wait_for_workers=False)
-    ranks: list[_Rank] = []
+    keeper = _Keeper(world_size, timeout, show, job)
+    stop = keeper.stop.fileno()
     try:
-        with STARTING, _no_main_module():
-            for rank in range(world_size):
-                ranks.append(_start(rank, world_size, store.port, job))
-        ranks[0].live = show != "none"
-        _follow(ranks, timeout)
-        error = _error(ranks, timeout)
+        keeper.start()
+        for text in iter(keeper.prints.get, None):
+            print(text, end="", flush=True)
     finally:
-        _end(ranks)
-        del store
-    _print_the_others(ranks, show)
-    if error:
+        os.write(stop, b"!")  # a single call in C, which no second interrupt can forestall
+        if keeper.is_alive():
+            keeper.join()  # this one may be cut short; the keeper goes on
+        keeper.stop.close()
+        keeper.stopped.close()
+    _print_the_others(keeper.ranks, show)
+    if error := keeper.error:
         from torchclinic.errors import note
 
         note(error)
         raise error
-    return [r.reply[0] for r in ranks]
+    return [r.reply[0] for r in keeper.ranks]
 
 
 # --- in the caller ------------------------------------------------------------------------------
+
+
+class _Keeper(threading.Thread):
+    """Starts the ranks, follows them and ends them.
+
+    In a thread of its own, since an interrupt may come at any moment, the clean-up included. It
+    raises in the main thread, which does nothing else than to show what is printed and to wait.
+    """
+
+    def __init__(self, world_size: int, timeout: float | None, show: str, job: bytes) -> None:
+        super().__init__(daemon=True)  # a script may end before it; its ranks then end themselves
+        self.arguments = world_size, timeout, show, job
+        self.stopped, self.stop = mp.Pipe(duplex=False)
+        self.prints: SimpleQueue[str | None] = SimpleQueue()  # to be shown; None: all has ended
+        self.ranks: list[_Rank] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.error = self._keep(*self.arguments)
+        except BaseException as error:
+            self.error = error
+        self.prints.put(None)
+
+    def _keep(self, world_size: int, timeout: float | None, show: str, job: bytes) -> Exception:
+        import torch.distributed as dist
+
+        warm_up()
+        # Bound here and now, on a free port: there is no port to agree on and none to lose.
+        # Where the loopback is down, it would try again for five minutes.
+        store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(0, 30), wait_for_workers=False)
+        try:
+            with STARTING, _no_main_module():
+                for rank in range(world_size):
+                    if not self.stopped.poll():
+                        self.ranks.append(_start(rank, world_size, store.port, job))
+            if self.ranks and show != "none":
+                self.ranks[0].live = self.prints
+            _follow(self.ranks, timeout, self.stopped)
+            return None if self.stopped.poll() else _error(self.ranks, timeout)
+        finally:
+            _end(self.ranks)
+            del store
 
 
 @dataclass
@@ -175,7 +212,7 @@ class _Rank:
     # Prints are read in pieces, and a piece may end within a character.
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     printed: list[str] = field(default_factory=list)
-    live: bool = False  # show at once what it prints
+    live: SimpleQueue | None = None  # of what is shown at once
     alive: bool = True  # as far as is known: see `_alive`
     received: bytearray = field(default_factory=bytearray)  # of its reply, the length first
     reply: tuple[object] | LaunchError | None = None  # what it returned, or why it did not
@@ -213,18 +250,21 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     name = f"rank {rank} of {world_size}"
     process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
     process.start()
+    # Or whoever starts the next process would take this one's exit code, and Python's end await it.
+    mp.process._children.discard(process)
     for connection in theirs:
         connection.close()
     return _Rank(name, rank, process, *ours)
 
 
-def _follow(ranks: list[_Rank], timeout: float | None) -> None:
-    """Read prints and replies until all ranks are done, time is up, or a failure has settled."""
+def _follow(ranks: list[_Rank], timeout: float | None, stopped: Connection) -> None:
+    """Read prints and replies until all are done, time is up, a failure has settled, or stopped."""
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
     while (left := deadline - time.monotonic()) > 0 and not all(r.reply for r in ranks):
         sources = [c for r in ranks for c in (r.output, r.result) if not c.closed]
         sources += [r.process.sentinel for r in ranks if not r.reply]
-        wait(sources, min(left, 1.0))
+        if stopped in wait([stopped, *sources], min(left, 1.0)):
+            break
         for r in ranks:
             _read(r)
         if any(r.failed for r in ranks):
@@ -254,8 +294,7 @@ def _alive(r: _Rank) -> bool:
     members, none can get it.
     """
     if r.alive:
-        with STARTING:
-            r.alive = r.process.is_alive()
+        r.alive = r.process.is_alive()
         if not r.alive:
             try:
                 os.getpgid(r.process.pid)
@@ -283,7 +322,7 @@ def _read_prints(r: _Rank) -> None:
     text = r.decoder.decode(piece)
     r.printed.append(text)
     if r.live:
-        print(text, end="", flush=True)
+        r.live.put(text)
     if not piece:
         r.output.close()
 
@@ -363,9 +402,9 @@ def _end(ranks: list[_Rank]) -> None:
     for r in ranks:
         if _alive(r):  # its reply may be here before it ends itself
             r.process.kill()
-            r.process.join()
-            _alive(r)  # for what it has started
     for r in ranks:
+        r.process.join()
+        _alive(r)  # for what it has started
         _read_prints(r)
         for connection in (r.result, r.output, r.stack):
             connection.close()
