@@ -12,6 +12,7 @@ An error? Add to the command: 2>&1 | torchclinic explain
 
 import argparse
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -276,15 +277,34 @@ def remove(folder):
         folder.rmdir()
 
 
+def hold(args):
+    """Lock --out until this process ends, however it does; who has it, if another run does."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.lock = open(args.out / ".lock", "a+")  # closed, it would be let go
+    try:
+        fcntl.flock(args.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        args.lock.seek(0)
+        return args.lock.read(200) or "another run"
+    except OSError:  # a file system without locks
+        pass
+    args.lock.truncate(0)
+    since = time.strftime("since %F %T")
+    args.lock.write(f"process {os.getpid()} on {os.uname().nodename}, {since}")
+    args.lock.flush()
+
+
 def find_start(args):
     """The step that the run in --out has reached; a sentence if it is no run with these options."""
     names = [*STAYS, "precision", "sequences"]
     now = {name: getattr(args, name) for name in names} | {"data": str(args.data.resolve())}
     file, new = args.out / "settings.json", args.out / "settings.new"
+    others = any(path.name != ".lock" for path in args.out.glob("*"))
+    if not file.exists() and (args.draw or others):
+        return f"--out {args.out} holds no run of this program: name a new folder to begin one"
+    if not args.draw and (holder := hold(args)):
+        return f"--out {args.out}: {holder}, is writing there. End it first, or name a new folder"
     if not file.exists():
-        if args.draw or (args.out.exists() and any(args.out.iterdir())):
-            return f"--out {args.out} holds no run of this program: name a new folder to begin one"
-        args.out.mkdir(parents=True, exist_ok=True)
         new.write_text(json.dumps(now, indent=1))
         new.replace(file)
     was = json.loads(file.read_text())

@@ -7,6 +7,9 @@ import re
 import runpy
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -15,12 +18,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import ROOT
+from running import ROOT, wait_until
 from safetensors.torch import load_file
 from test_rungs import run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchclinic.writing import sole_use
 from torchladder.launching import LaunchError, launch
 
 long = pytest.mark.long
@@ -194,6 +198,28 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
     assert not list(tmp_path.iterdir())
     few = ["--out", tmp_path / "few", "--data", tokens, *SMALL, "--vocabulary", 7]
     assert "--vocabulary 7: the data has the id 7" in run_here(PROGRAM, *few).stderr
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_folder_never_mix_whichever_is_first(tokens, tmp_path):
+    """The lock is the one of `torchladder.training.train`."""
+    options = ["--out", tmp_path, "--data", tokens, *SMALL]
+    with sole_use(tmp_path):
+        done = run_here(PROGRAM, *options)
+        assert f"process {os.getpid()} on {socket.gethostname()}, since 2" in done.stderr
+        assert "is writing there. End it first, or name a new folder" in done.stderr
+    assert not list(tmp_path.iterdir())
+    ours = [sys.executable, PROGRAM, *map(str, [*options, "--steps", 10**6])]
+    with subprocess.Popen(ours, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
+        try:
+            wait_until(lambda: (tmp_path / "settings.json").exists())
+            with pytest.raises(BlockingIOError, match=f"ss {first.pid} on"), sole_use(tmp_path):
+                pass
+            assert "is writing there" in run_here(PROGRAM, *options, "--steps", 10**6).stderr
+        finally:
+            first.kill()
+    with sole_use(tmp_path):
+        pass
 
 
 def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens, tmp_path):
