@@ -19,15 +19,18 @@ import traceback
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, metadata
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 # Of the book, in a clone of it; a chapter that runs alone, as on Kaggle, has none beside it.
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CATALOGUE = Path(__file__).with_name("catalogue")
 GAP = 200  # squeezed characters for which a * in a pattern may stand
+COUNTED = 1000
+SLICE = 2**18  # squeezed characters in which all patterns are looked for at once
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
 # What is shown first: an error, or what a log says of an error that has no message (silent); then
 # what follows from an error elsewhere; then warnings.
@@ -154,22 +157,18 @@ def find(log: str) -> list[Match]:
     squeezed = _squeeze(log)
     starts = [0, *accumulate(map(len, squeezed))]
     squeezed = "".join(squeezed)
-    places = {}
-    for name in catalogue():
-        if found := sorted(place for p in _patterns(name) for place in _places(squeezed, p)):
-            places[name] = found
-    if places and other_program(log):
+    places = _places_of_all(squeezed)
+    if not places or other_program(log):
         return []
-    named = _places(squeezed, ["Error"]) if places else []
-    lines = log.split("\n") if places else []
+    named = _places(squeezed, ["Error"])
+    lines = log.split("\n")
+    firsts = [(_first(name, places, starts, named), catalogue()[name]) for name in places]
     matches = []
-    for name in places:
-        if (place := _first(name, places, starts, named)) is not None:
-            line = bisect_right(starts, place) - 1
-            text = _around(lines[line], place - starts[line])
-            match = Match(catalogue()[name], line + 1, text, _rank(lines, line))
-            matches.append((KINDS[match.error.kind], place, match))
-    return [match for *_, match in sorted(matches, key=lambda found: found[:2])]
+    for place, error in sorted((f for f in firsts if f[0] is not None), key=itemgetter(0)):
+        line = bisect_right(starts, place) - 1
+        text = _around(lines[line], place - starts[line])
+        matches.append(Match(error, line + 1, text, _rank(lines, line)))
+    return sorted(matches, key=lambda match: KINDS[match.error.kind])
 
 
 def other_program(log: str) -> str:
@@ -263,11 +262,38 @@ def _patterns(name: str) -> list[list[str]]:
     return ["".join(_squeeze(p)).split("*") for p in catalogue()[name].patterns]
 
 
-def _places(text: str, pattern: list[str]) -> list[int]:
+def _places_of_all(text: str) -> dict[str, list[int]]:
+    """Where the patterns of each entry begin in a squeezed text; no entry that has no place.
+
+    To look for each pattern everywhere takes long. Where it begins, its first piece covers whole
+    blocks of four letters, wherever these begin; so it is in no slice that lacks one of them.
+    """
+    places = {name: [] for name in catalogue()}
+    for start in range(0, len(text), SLICE):
+        blocks = _blocks(text[start : start + SLICE + GAP])
+        for name, found in places.items():
+            for pattern in _patterns(name):
+                if any(map(blocks.issuperset, _needed(pattern[0]))):
+                    found += _places(text, pattern, start, start + SLICE)
+    return {name: sorted(found) for name, found in places.items() if found}
+
+
+def _blocks(text: str) -> set[int]:
+    return {*memoryview(text[: len(text) // 4 * 4].encode()).cast("I")}
+
+
+@cache
+def _needed(piece: str) -> list[set[int]]:
+    """The blocks in a piece, for each of the four places in it where the first may begin."""
+    return [_blocks(piece[skipped:]) for skipped in range(4)]
+
+
+def _places(text: str, pattern: list[str], start: int = 0, stop: int | None = None) -> list[int]:
     """Where `pattern` begins in `text`: each place from which all pieces follow."""
     first, *others = pattern
     places = []
-    start = text.find(first)
+    stop = len(text) if stop is None else stop + len(first) - 1
+    start = text.find(first, start, stop)
     while start >= 0:
         end = start + len(first)
         for piece in others:
@@ -277,17 +303,28 @@ def _places(text: str, pattern: list[str]) -> list[int]:
             end = place + len(piece)
         else:
             places.append(start)
-        start = text.find(first, start + 1)
+        start = text.find(first, start + 1, stop)
     return places
+
+
+@lru_cache(1)  # a line of megabytes may have hundreds of matches
+def _counted(line: str) -> tuple[str, list[int]]:
+    """A line before it is squeezed, and what is left of it before each `COUNTED` characters."""
+    line = _without_prefixes(_plain(line))
+    parts = (line[start : start + COUNTED] for start in range(0, len(line), COUNTED))
+    return line, [0, *accumulate(len(_ascii(part)) for part in parts)]
 
 
 def _around(line: str, place: int, most: int = 240) -> str:
     """What to show of a line in which a match begins after `place` squeezed characters."""
-    line = _without_colours(line)
+    line = line if len(line) > 10 * most else _without_colours(line)
     start = 0
     if len(line) > most:
-        line = _without_prefixes(_plain(line))
-        start = bisect_right(range(len(line)), place, key=lambda end: len(_ascii(line[:end]))) - 1
+        line, counts = _counted(line)
+        start = bisect_right(counts, place) * COUNTED - COUNTED
+        place -= counts[start // COUNTED]
+        near = line[start : start + COUNTED]
+        start += bisect_right(range(len(near)), place, key=lambda end: len(_ascii(near[:end]))) - 1
         start = max(0, start - most // 4)  # with what stands before it
     # A terminal would obey what else is in a log.
     shown = "".join(c if c.isprintable() else " " for c in line[start : start + most])

@@ -216,6 +216,25 @@ def test_ten_times_as_much_of_a_hostile_text_takes_no_more_than_its_share():
         assert whole < 20 * max(tenth, 0.02), piece[:50]
 
 
+def test_a_long_line_is_prepared_once_however_many_matches_it_has(monkeypatch):
+    lengths, plain = [], errors._plain
+    monkeypatch.setattr(errors, "_plain", lambda text: lengths.append(len(text)) or plain(text))
+    line = " ".join(
+        pattern.replace("*", "x") for e in catalogue().values() for pattern in e.patterns
+    )
+    matches = find(line)
+    assert len(matches) > 100
+    assert sum(lengths) < 5 * len(line)
+    squeezed = "".join(errors._squeeze(line))
+    assert all("".join(errors._squeeze(m.text.strip(". "))) in squeezed for m in matches)
+
+
+def test_in_slices_of_any_size_the_same_is_found(monkeypatch):
+    for size in (997, 4000):
+        monkeypatch.setattr(errors, "SLICE", size)
+        assert {name: found(text) for name, text in TEXTS.items()} == EXPECTED
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_beginning_of_a_pattern_again_and_again_is_no_slower():
