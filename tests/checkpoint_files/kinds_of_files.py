@@ -330,6 +330,8 @@ def hostile_model(folder):
 
 good("numpy_inside", lambda _: {"model": state(), "n": np.int64(3), "x": np.linspace(0, 1, 4)},
      at="model", calls="numpy")  # fmt: skip
+good("numpy_of_protocol_5", at="model", calls="numpy", options={"pickle_protocol": 5},
+     make=lambda _: {"model": state(), "x": np.linspace(0, 1, 4)})  # fmt: skip
 good("classes_inside", classes_inside, at="model", calls="builtins.range")
 good("malicious_beside", lambda folder: {"model": state(), "it": Boom(folder / "marker")},
      at="model", calls="io.open")  # fmt: skip
@@ -513,7 +515,8 @@ def text(letters):
 
 # conv.weight's, of 108 numbers: in a tuple, for persistent_load; then a tensor but for its shape.
 STORAGE = b"(%b" % text(b"storage") + b"ctorch\nFloatStorage\n%b%bKltQ" % (text(b"0"), text(b"cpu"))
-TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K\0%b%b\x89NtR0"
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K\0%b%b\x89NtR"
+ROWS = TENSOR % (b"M\x40\x1f\x85", b"K\0\x85") + b"q\x01"
 MORE = "it makes far more than it holds"
 for _name, _message, _steps in [
     # The function is memo 1, what it copies memo 2.
@@ -523,9 +526,20 @@ for _name, _message, _steps in [
      b"cbuiltins\nlist\nq\x010%bq\x020" % STORAGE + b"h\1h\2\x85R0" * 5000),
     ("text_encoded_a_thousand_times", MORE, b"c_codecs\nencode\nq\x010%bq\x020" %
      text(b"a" * 10_000) + b"h\1h\2%b\x86R0" % text(b"latin1") * 1000),
-    ("tensor_of_65_dimensions", "of 65 dimensions", TENSOR % ((b"(%bt" % (b"K\1" * 65),) * 2)),
+    # Memo 1 is a tensor of 8,000 rows in one number.
+    ("tensor_unpacked", MORE,
+     ROWS + b"0cbuiltins\nlist\nh\1\x85R0"),
+    ("pairs_that_are_tensors", "no pairs",
+     ROWS + b"0cbuiltins\ndict\n](h\1h\1e\x85R0"),
+    ("stand_ins_without_end", MORE,
+     b"B%b%b0" % ((10**5).to_bytes(4, "little"), bytes(10**5))
+     + b"cbuiltins\nset\nq\x010](%beq\x020" % (b"G" + bytes(8) + b"2" * 9999)
+     + b"h\1h\2\x85R" * 30 + b"0" * 30),
+    ("bytes_that_are_not_there", "EOFError", b"\x96" + (2**31).to_bytes(8, "little")),
+    ("tensor_of_65_dimensions", "of 65 dimensions",
+     TENSOR % ((b"(%bt" % (b"K\1" * 65),) * 2) + b"0"),
     ("tensor_that_overflows", "a tensor of shape (2147483648, 2147483648)",
-     TENSOR % (b"\x8a\x05\0\0\0\x80\0" * 2 + b"\x86", b"K\0K\0\x86")),
+     TENSOR % (b"\x8a\x05\0\0\0\x80\0" * 2 + b"\x86", b"K\0K\0\x86") + b"0"),
 ]:  # fmt: skip
     bad(_message, _name)(lambda folder, steps=_steps: with_steps(folder, steps))
 

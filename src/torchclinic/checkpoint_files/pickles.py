@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-# What calls and imports may make, in items or letters: so many, and so many for each byte read. Of
+# What calls and imports may make, in items or letters: so many, and one for each byte read. Of
 # what an honest program wrote, each is in the file.
-FREE, PER_BYTE = 10_000, 4
+FREE = 10_000
 BRANCHES = (dict, list, tuple, set, frozenset)
 
 
@@ -25,6 +25,8 @@ class StandIn(dict):
 
     As a dict it holds the items that the pickle set: a subclass of dict is still readable.
     """
+
+    __slots__ = ("args", "name", "state")  # a file may want millions
 
     def __init__(self, name: str, args: tuple | None = None) -> None:
         self.name = name  # what was to be imported: "argparse.Namespace"
@@ -112,7 +114,9 @@ def _key(key: Any) -> Any:
 
 
 def _dict(pairs: Iterable = ()) -> dict:
-    return {_key(pair[0]): pair[1] for pair in pairs}  # to unpack a tensor might have no end
+    if not all(isinstance(pair, list | tuple) for pair in pairs):  # a row of a tensor is a tensor
+        raise pickle.UnpicklingError("a dict of what are no pairs")
+    return {_key(pair[0]): pair[1] for pair in pairs}
 
 
 def _set(items: Iterable = ()) -> set:
@@ -172,10 +176,10 @@ class _InertUnpickler(pickle._Unpickler):
         super().__init__(file, **options)
         self.position = file.tell
 
-    def spend(self, count: int) -> None:
+    def spend(self, count: float) -> None:
         """Count what is made: by naming one thing again and again, a small file makes much."""
         self.made += count
-        if self.made > FREE + PER_BYTE * self.position():
+        if self.made > FREE + self.position():
             raise pickle.UnpicklingError("it makes far more than it holds")
 
     def find_class(self, module: str, name: str) -> Any:
@@ -199,7 +203,10 @@ class _InertUnpickler(pickle._Unpickler):
             inner = self.call(args[0], args[2])
         elif function.name in CALLED:
             if not function.name.startswith("torch._utils."):  # those copy nothing
-                self.spend(sum(len(a) for a in args if hasattr(a, "__len__")))
+                sized = [a for a in args if hasattr(a, "__len__")]
+                # The items of a tensor or storage would be objects that are not in the file.
+                is_made = not all(isinstance(a, (*BRANCHES, str, bytes)) for a in sized)
+                self.spend(math.inf if is_made else sum(map(len, sized)))
             return CALLED[function.name](*args)
         return inner if isinstance(inner, torch.Tensor) else StandIn(function.name, args)
 
@@ -218,6 +225,10 @@ class _InertUnpickler(pickle._Unpickler):
         state = self.stack.pop()
         if isinstance(self.stack[-1], StandIn):
             self.stack[-1].state = state
+
+    def load_bytearray8(self) -> None:
+        self.load_binbytes8()  # pickle's own step fills as much memory as the file claims
+        self.append(self.call(StandIn("builtins.bytearray"), (self.stack.pop(),)))
 
     def load_binpersid(self) -> None:
         """Have torch find a storage, and note where in the file it is and where it was."""
@@ -260,6 +271,7 @@ class _InertUnpickler(pickle._Unpickler):
         pickle.NEWOBJ[0]: load_call,
         pickle.NEWOBJ_EX[0]: load_newobj_ex,
         pickle.BUILD[0]: load_build,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
         pickle.BINPERSID[0]: load_binpersid,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
