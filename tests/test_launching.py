@@ -249,7 +249,9 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, 
     with pytest.raises(LaunchError, match="distributed collective mismatch") as caught:
         launch(work, timeout=HANG)
     message = str(caught.value)
-    assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: ")  # by gloo
+    # By gloo. Who is wrong cannot be told, so the first sentence names both.
+    assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: it was sent ")
+    assert "its own size is wrong, or that of the rank that sent them: [enf" in message
     first, _, then = message.partition(f"rank {aborted} was at:")[2].partition("rank ")
     lines = {aborted: first, 1 - aborted: then}
     assert "dist.all_reduce(torch.ones(extra))" in lines[1]
@@ -305,9 +307,23 @@ def test_a_rank_that_is_killed_or_stopped_while_it_sends_its_result_is_named(sen
         launch(work, timeout=8)
 
 
+def leave():
+    raise SystemExit(Unprintable())
+
+
+class Unprintable:
+    def __repr__(self):
+        raise NotImplementedError
+
+
 class UnpicklesHere:
     def __reduce__(self):
         return eval, ("1 / 0",)
+
+
+class LeavesHere:
+    def __reduce__(self):
+        return leave, ()
 
 
 def test_other_ways_to_leave_are_named_too():
@@ -317,6 +333,7 @@ def test_other_ways_to_leave_are_named_too():
         (lambda: setattr(sys, "stdout", None) or [][1], "of 2 failed with IndexError"),
         (lambda: (i for i in "ab"), "the generator that was returned cannot be sent back"),
         (UnpicklesHere, "returned a result that cannot be unpickled here: ZeroDivisionError: div"),
+        (LeavesHere, "returned a result that cannot be unpickled here: SystemExit: <exception str"),
     ]:
         with pytest.raises(LaunchError, match=message):
             launch(leave, timeout=HANG)
@@ -340,6 +357,20 @@ def print_for_ever():
         print("x" * 10_000)
 
 
+def test_ranks_are_asked_where_they_are_all_at_once(monkeypatch):
+    done, kill = [], os.kill
+
+    def record(pid, number):
+        done.extend(["asked"] * (number == signal.SIGUSR1))
+        kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", record)
+    monkeypatch.setattr(launching, "_place", lambda r, end: done.append(end) or "")
+    with pytest.raises(TimeoutError):
+        launch(time.sleep, 10 * HANG, world_size=3, timeout=1)
+    assert done == ["asked"] * 3 + [done[-1]] * 3, "stopped ranks would take five seconds each"
+
+
 @pytest.mark.parametrize("go_on", [print_for_ever, lambda: time.sleep(6000)])
 def test_a_rank_that_will_not_end_is_ended_when_another_fails(go_on):
     def work():
@@ -353,15 +384,73 @@ def test_a_rank_that_will_not_end_is_ended_when_another_fails(go_on):
         launch(work, show="none")
 
 
+def test_a_rank_that_was_killed_is_blamed_rather_than_one_that_raised_before(capsys, monkeypatch):
+    monkeypatch.setattr(launching, "GRACE", HANG)
+
+    def work():
+        print("half a line", end="")
+        if dist.get_rank() == 0:
+            raise ValueError("of its own")
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+        launch(work, timeout=HANG)
+    assert capsys.readouterr().out == "half a line"
+
+
+def test_an_exception_of_megabytes_is_told_without_its_middle():
+    def work():
+        raise ValueError("begins" + "x" * 5_000_000 + "ends")
+
+    with pytest.raises(LaunchError) as caught:
+        launch(work, world_size=1, timeout=HANG)
+    message = str(caught.value)
+    assert message.startswith("rank 0 of 1 failed with ValueError: beginsxxx")
+    assert "xxxends\n" in message
+    assert "raise ValueError(" in message
+    assert len(message) < 200_000
+
+
+def test_a_callable_that_cannot_be_printed_is_launched_as_any_other():
+    class Task(Unprintable):
+        def __call__(self):
+            return 1
+
+    assert launch(Task(), world_size=1) == [1]
+    Task.__reduce__ = lambda self: sys.exit()
+    with pytest.raises(TypeError, match=r"^Task or its arguments cannot be sent .*SystemExit"):
+        launch(Task())
+
+
+def test_a_process_forked_from_one_that_launched_is_told_why_it_cannot():
+    source, sink = os.pipe()
+    if not (child := os.fork()):
+        try:
+            launch(int)
+        except OSError as error:
+            os.write(sink, str(error).encode())
+        os._exit(0)
+    os.close(sink)
+    with os.fdopen(source) as file:
+        assert "this process was forked from one that has launched" in file.read()
+    os.waitpid(child, 0)
+
+
 def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"<lambda> or its arguments cannot be sent .*lock"):
         launch(lambda: lock)
-    with pytest.raises(TypeError, match=r"^None is no function: launch"):
+    with pytest.raises(TypeError, match=r"^A NoneType is no function: launch"):
         launch(print())
     for options, message in [
-        ({"world_size": 0}, "world_size=0: choose 1 to"),
-        ({"world_size": 100_000}, "world_size=100000: choose 1 to"),
+        *(
+            (
+                {"world_size": size},
+                re.escape(f"world_size={size!r}: choose a whole number from 1 to"),
+            )
+            for size in (0, 100_000, True, 2.0, "2", None)
+        ),
         ({"show": "rank1"}, "show='rank1'"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from numbers import Integral
 from queue import SimpleQueue
 
 import cloudpickle
@@ -49,7 +51,8 @@ STARTING = threading.Lock()  # one launch at a time: see `_no_main_module`
 class LaunchError(RuntimeError):
     """A rank failed: `rank` is the one that failed first, `kind` the name of its exception's class.
 
-    `kind` is None if the process ended without an exception.
+    `kind` is None if the process ended without an exception. Where two ranks give a collective
+    different sizes, `rank` is the one that gloo ended: it received more than it expected.
     """
 
     def __init__(self, message: str, rank: int, kind: str | None = None) -> None:
@@ -71,8 +74,13 @@ def warm_up() -> None:
     mp.set_forkserver_preload(PRELOAD)
     try:
         forkserver.ensure_running()
-    except OSError as error:  # a TMPDIR too long for a socket's path, say
-        raise OSError(f"No fork server: {error}. Set TMPDIR=/tmp and restart Python.") from None
+    except OSError as error:
+        way_out = ""
+        if isinstance(error, ChildProcessError):  # it is another process's child
+            way_out = ": this process was forked from one that has launched; start it by 'spawn'"
+        elif "too long" in str(error):  # for a socket's path
+            way_out = ". Set TMPDIR=/tmp and restart Python"
+        raise OSError(f"No fork server: {error}{way_out}.") from None
 
 
 def launch(
@@ -122,13 +130,15 @@ def launch(
     [10, 11]
     """
     if not callable(function):
-        raise TypeError(f"{function!r:.60} is no function: launch(train), not launch(train()).")
+        kind = type(function).__name__
+        raise TypeError(f"A {kind} is no function: launch(train), not launch(train()).")
     most = max(64, _cores())
-    if not 1 <= world_size <= most:
-        raise ValueError(f"world_size={world_size}: choose 1 to {most}.")
+    whole = isinstance(world_size, Integral) and world_size is not True
+    if not whole or not 1 <= world_size <= most:
+        raise ValueError(f"world_size={world_size!r}: choose a whole number from 1 to {most}.")
     if show not in ("rank0", "all", "none"):
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
-    name = getattr(function, "__name__", function)
+    name = getattr(function, "__name__", type(function).__name__)
     method = mp.get_start_method(allow_none=True)
     job = (function, args, kwargs, cell_sources(), backend, method)
     job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
@@ -144,13 +154,18 @@ def launch(
             keeper.join()  # this one may be cut short; the keeper goes on
         keeper.stop.close()
         keeper.stopped.close()
-    _print_the_others(keeper.ranks, show)
-    if error := keeper.error:
+    ranks, error = keeper.ranks, keeper.error
+    if not error:
+        for r in ranks:
+            r.reply = _unpickled(r)
+        error = next((r.reply for r in ranks if r.failed), None)
+    _print_the_others(ranks, show)
+    if error:
         from torchclinic.errors import note
 
         note(error)
         raise error
-    return [r.reply[0] for r in keeper.ranks]
+    return [r.reply[0] for r in ranks]
 
 
 # --- in the caller ------------------------------------------------------------------------------
@@ -214,8 +229,9 @@ class _Rank:
     printed: list[str] = field(default_factory=list)
     live: SimpleQueue | None = None  # of what is shown at once
     alive: bool = True  # as far as is known: see `_alive`
-    received: bytearray = field(default_factory=bytearray)  # of its reply, the length first
-    reply: tuple[object] | LaunchError | None = None  # what it returned, or why it did not
+    received: bytearray = field(default_factory=bytearray)  # length, whether it failed, reply
+    # What it returned, first pickled and then in a tuple, or why it did not.
+    reply: memoryview | tuple[object] | LaunchError | None = None
 
     @property
     def failed(self) -> bool:
@@ -278,8 +294,10 @@ def _read(r: _Rank) -> None:
     while not r.result.closed and r.result.poll():
         piece = os.read(r.result.fileno(), 65536)  # what is there: the rest may never come
         r.received += piece
-        if len(r.received) - 8 == int.from_bytes(r.received[:8], "big"):
-            r.reply, r.received = _unpickled(r, memoryview(r.received)[8:]), b""
+        if len(r.received) - 9 == int.from_bytes(r.received[:8], "big"):
+            failed, r.reply, r.received = r.received[8], memoryview(r.received)[9:], b""
+            if failed:
+                r.reply = cloudpickle.loads(r.reply)
         if not piece:
             r.result.close()
     if not alive and not r.reply:
@@ -304,13 +322,12 @@ def _alive(r: _Rank) -> bool:
     return r.alive
 
 
-def _unpickled(r: _Rank, reply: memoryview) -> tuple[object] | LaunchError:
+def _unpickled(r: _Rank) -> tuple[object] | LaunchError:
     try:
-        return cloudpickle.loads(reply)
-    except Exception as error:  # of the result's own __setstate__, say
-        kind = type(error).__name__
-        text = f"{r.name} returned a result that cannot be unpickled here: {kind}: {error}"
-        failure = LaunchError(text, r.rank, kind)
+        return cloudpickle.loads(r.reply)
+    except (Exception, SystemExit) as error:  # of the result's own __setstate__, say
+        text = f"{r.name} returned a result that cannot be unpickled here: {_headline(error)}"
+        failure = LaunchError(text, r.rank, type(error).__name__)
         failure.__cause__ = error
         return failure
 
@@ -323,6 +340,8 @@ def _read_prints(r: _Rank) -> None:
     r.printed.append(text)
     if r.live:
         r.live.put(text)
+        if r.live.qsize() > 99:  # it prints faster than can be shown
+            time.sleep(0.1)
     if not piece:
         r.output.close()
 
@@ -340,13 +359,17 @@ def _death(r: _Rank) -> str:
         # C++ ends a process that does not catch an exception, and prints the exception.
         pattern = r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?"
         if last_words := re.findall(pattern, "".join(r.printed)):
-            text += f": {last_words[-1].rpartition('what():')[2].strip()}"
+            said = last_words[-1].rpartition("what():")[2].strip()
+            if found := re.search(r"(\d+) vs (\d+)\. Received data size", said):
+                text += ": it was sent {} bytes and expected {}; its own".format(*found.groups())
+                text += " size is wrong, or that of the rank that sent them"
+            text += f": {said}"
     return text + _place(r)
 
 
-def _place(r: _Rank, seconds: float = 0.0) -> str:
-    """Where a rank is, or was when it died; for at most `seconds`, wait until it has said so."""
-    dump, end = b"", time.monotonic() + seconds
+def _place(r: _Rank, end: float = 0.0) -> str:
+    """Where a rank is, or was when it died; wait until it has said so, or it is `end` o'clock."""
+    dump = b""
     # faulthandler writes it in many pieces, the outermost frame last.
     while not dump.endswith(b"in <module>\n") and r.stack.poll(max(0.0, end - time.monotonic())):
         if not (piece := os.read(r.stack.fileno(), 65536)):
@@ -365,14 +388,16 @@ def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
         return None
     names = " and ".join(f"rank {r.rank}" for r in unfinished)
     text = f"{names} of {len(ranks)} still running after {timeout:g} s"
-    return TimeoutError(text + "".join(map(_place_now, unfinished)))
+    return TimeoutError(text + "".join(_places_now(unfinished)))
 
 
-def _place_now(r: _Rank) -> str:
-    """Where a rank is that still runs."""
-    if _alive(r):
-        os.kill(r.process.pid, signal.SIGUSR1)
-    return _place(r, 5.0)
+def _places_now(ranks: list[_Rank]) -> list[str]:
+    """Where each of the ranks is that still run, unless it does not say so in time."""
+    for r in ranks:
+        if _alive(r):
+            os.kill(r.process.pid, signal.SIGUSR1)
+    end = time.monotonic() + 5.0
+    return [_place(r, end) for r in ranks]
 
 
 def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
@@ -392,7 +417,7 @@ def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
     # rank that sent it, so that one's traceback is told too, or where it waits for an answer.
     if "SIGABRT" in str(first):
         told = [str(failure) for failure in (first, *others)]
-        told += [_place_now(r).lstrip() for r in unfinished]
+        told += [place.lstrip() for place in _places_now(unfinished)]
         first.args = ("\n\n".join(filter(None, told)), *first.args[1:])
     return first
 
@@ -448,9 +473,18 @@ def _to_bytes(thing: object, complaint: str = "") -> bytes:
     buffer = io.BytesIO()
     try:
         _CpuPickler(buffer).dump(thing)
-    except Exception as error:
-        raise TypeError(f"{complaint}: {error}") from None
+    except (Exception, SystemExit) as error:  # of the thing's own __reduce__, say
+        raise TypeError(f"{complaint}: {_headline(error)}") from None
     return buffer.getvalue()
+
+
+def _headline(error: BaseException) -> str:
+    return _cut("".join(traceback.format_exception_only(error)).strip())  # also if __str__ fails
+
+
+def _cut(text: str) -> str:
+    """Without the middle, if long: nobody reads megabytes, and to look them up takes long, too."""
+    return text if len(text) < 10**5 else f"{text[:50_000]}\n[...]\n{text[-50_000:]}"
 
 
 # --- in each rank -------------------------------------------------------------------------------
@@ -510,7 +544,7 @@ def _run_rank(
         join_group(backend)
         os.dup2(2, 1)  # only now: before PyTorch 2.12, gloo announces every connection on stdout
         value = function(*args, **kwargs)
-        kind = type(value).__name__
+        kind, failed = type(value).__name__, False
         reply = _to_bytes((value,), f"the {kind} that was returned cannot be sent back")
         function = args = kwargs = value = None
         # Before the group: a DDP reducer that outlives it aborts the process (pytorch#179291).
@@ -519,14 +553,14 @@ def _run_rank(
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
-        kind = type(error).__name__
-        text = f"{name} failed with {describe(error, cells, hide=PACKAGE)}"
+        kind, failed = type(error).__name__, True
+        text = _cut(f"{name} failed with {describe(error, cells, hide=PACKAGE)}")
         reply = _to_bytes(LaunchError(text, int(environment["RANK"]), kind))
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
-    rest = memoryview(len(reply).to_bytes(8, "big") + reply)
+    rest = memoryview(len(reply).to_bytes(8, "big") + bytes([failed]) + reply)
     while rest:
         rest = rest[os.write(result.fileno(), rest) :]
     # With all that it has started, such as a data loader's workers. Not sys.exit, even without
