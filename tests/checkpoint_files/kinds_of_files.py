@@ -483,6 +483,25 @@ def packed_entry_beside(folder):
     return folder / "x.pt"
 
 
+TWO = "readers may see different tensors in it"
+# What zipfile would read is the second; PyTorch goes to the first, which the end names.
+bad(TWO, "zip_after_a_zip")(lambda folder: written(folder, 2 * plain(folder).read_bytes(), "x.pt"))
+
+
+@bad(TWO)
+def old_zip_after_a_zip(folder):
+    data = repacked(plain(folder), lambda _, data: data).read_bytes()
+    (folder / "y.pt").unlink()
+    return written(folder, data[:-22] + data, "x.pt")
+
+
+@bad(TWO)
+def zip_with_two_entries_of_one_name(folder):
+    with zipfile.ZipFile(plain(folder), "a") as archive:
+        archive.writestr("x/DATA/0", bytes(432))  # PyTorch takes it for x/data/0
+    return folder / "x.pt"
+
+
 @bad("TorchScript")
 def torch_script(folder):
     torch.jit.trace(nn.Linear(2, 1), torch.ones(1, 2)).save(folder / "x.pt")

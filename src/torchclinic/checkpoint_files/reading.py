@@ -8,6 +8,7 @@ compares.
 import json
 import os
 import re
+import struct
 import sys
 import tarfile
 import warnings
@@ -190,6 +191,11 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
+    if not _is_one_archive(path, [info.filename for info in infos]):
+        raise CheckpointError(
+            f"{path}: damaged: the directory of this zip archive is not right before its end, or "
+            f"names an entry twice, so that readers may see different tensors in it. {AGAIN}"
+        )
     is_packed = any(info.compress_type for info in infos)
     is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
     if not is_packed:  # By torch's own reader: torch.load would hand TorchScript to torch.jit.load.
@@ -210,6 +216,20 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         for name in [name for name in entries if not name.startswith("data/")]:
             archive.read(entries[name])  # compares its checksum, which torch does not
     return entries
+
+
+def _is_one_archive(path: Path, names: list[str]) -> bool:
+    """Whether `zipfile` and PyTorch's reader, which look in other places, see the same entries."""
+    with open(path, "rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(length - 98)
+        # The ends of a zip archive: the one for large numbers, where that is, and the old one.
+        large, size, start, where, at, *old = struct.unpack("<4s36xQQ4s4xQ4x4s8xLL2x", file.read())
+    if where == b"PK\6\7":
+        fits = large == b"PK\6\6" and start + size == at == length - 98
+    else:
+        fits = old[0] == b"PK\5\6" and old[1] + old[2] == length - 22
+    return fits and len({name.lower() for name in names}) == len(names)  # PyTorch ignores case
 
 
 def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Checkpoint:
