@@ -189,8 +189,8 @@
 
   // --- start: empty, whatever the browser remembers, or with what was pasted on the landing page ---
 
-  log.value = sessionStorage.getItem("log") ?? "";
-  sessionStorage.removeItem("log");
+  if (window.name.startsWith("log:")) [log.value, window.name] = [window.name.slice(4), ""];
+  else log.value = "";
   one(".clinic-field").hidden = false;
   showAnswer();
   if (log.value) addEventListener("load", () => one("#log-says").scrollIntoView());

@@ -131,7 +131,7 @@
       }
       if (query !== asked) return; // more was typed meanwhile
       show(query, found);
-      if (most === ON_PAGE) history.replaceState(history.state, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
+      if (most === ON_PAGE) note(query ? `?q=${encodeURIComponent(query)}` : location.pathname, history.state);
     }
 
     input.addEventListener("focus", () => {
@@ -182,6 +182,6 @@
     input.value = new URLSearchParams(location.search).get("q") ?? "";
     input.focus();
     look().then(() => scrollTo(0, history.state?.y ?? 0)); // where it was before a hit was followed
-    addEventListener("pagehide", () => history.replaceState({ y: scrollY }, ""));
+    addEventListener("pagehide", () => note("", { y: scrollY }));
   });
 })();

@@ -10,6 +10,11 @@ const all = (selector, around = document) => [...around.querySelectorAll(selecto
 const filled = (text, gaps) => text.replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
 const phrase = (name, gaps = {}) => filled(one(`[data-phrase="${name}"]`).textContent, gaps); // in the page
 
+/** What the address says, and what Back brings again. Safari refuses more than ten a second. */
+function note(address, state = null) {
+  try { history.replaceState(state, "", address); } catch { /* the next one counts */ }
+}
+
 // The keyboard must reach what scrolls sideways. It is measured when the browser has laid it out: at
 // first, when it is unfolded, when its width changes.
 const scrolling = new ResizeObserver((entries) => {

@@ -172,7 +172,7 @@
         sets(select.dataset.name).forEach((pair) => usual.set(...pair));
     const changed = [...usual].filter(([name, value]) => text(name) !== value);
     const link = new URLSearchParams(changed.map(([name]) => [name, text(name)]));
-    history.replaceState(null, "", `#${link}`);
+    note(`#${link}`);
   }
 
   function readLink() {
