@@ -257,6 +257,25 @@ good("shards_of_torch_save")(lambda folder: shards(folder, safe_serialization=Fa
 
 
 @good()
+def hugging_face_cache(folder):
+    """Names in ``snapshots`` are links to files in ``blobs``."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "4d7a" / "unet"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(shards(blobs).iterdir())):
+        (snapshot / path.name).symlink_to(f"../../../blobs/{number}")
+        path.rename(blobs / str(number))
+    return snapshot
+
+
+@good()
+def link_that_is_named(folder):
+    (folder / "inner").mkdir()
+    (folder / "inner" / "last.pt").symlink_to(plain(folder))
+    return folder / "inner" / "last.pt"
+
+
+@good()
 def accelerate_state(folder):
     from accelerate import Accelerator
 
@@ -632,6 +651,41 @@ bad("damaged", "index_without_a_map")(lambda folder: index(folder, {}))
 def pipe(folder):
     os.mkfifo(folder / "x.pt")
     return folder / "x.pt"
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@bad("a device, pipe or socket")
+def index_that_is_a_pipe(folder):
+    os.mkfifo(folder / INDEX)
+    return folder
+
+
+def linked(folder, target, name):
+    (folder / "inner").mkdir(exist_ok=True)
+    (folder / "inner" / name).symlink_to(target)
+    return folder / "inner"
+
+
+bad("link out of its folder", "index_that_is_a_link")(lambda f: linked(f, "/dev/zero", INDEX))
+bad("link out of its folder", "weights_that_are_a_link")(lambda f: linked(f, plain(f), "x.pt"))
+
+
+@bad("link out of its folder")
+def shard_that_is_a_link(folder):
+    inner = linked(folder, safetensors_file(folder), "a.safetensors")
+    return index(inner, {"weight_map": {"conv.weight": "a.safetensors"}}).parent
+
+
+bad("an index of 26.0 MB", "huge_index")(lambda folder: written(folder, b"[]" * 13_000_000, INDEX))
+for _name, _homes in {"list": ["x.pt"], "number": {"conv.weight": 3}, "none": None}.items():
+    bad("damaged", f"index_with_a_{_name}")(
+        lambda folder, homes=_homes: index(plain(folder).parent, {"weight_map": homes})
+    )
+bad("'0' is not in x.pt, where", "shard_that_is_a_list")(
+    lambda folder: index(saved(folder, ["0"]).parent, {"weight_map": {"0": "x.pt"}})
+)
 
 
 @bad("of torch.distributed.checkpoint")

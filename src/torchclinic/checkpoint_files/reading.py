@@ -34,6 +34,7 @@ CUT_OFF = "cut off, as by a full disk or a broken copy"
 AGAIN = "Copy or save it again."
 
 LIGHTNING = "pytorch-lightning_version"  # in every file of Lightning, beside the weights
+LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face's
 
 # How files begin that are taken for checkpoints.
@@ -274,13 +275,26 @@ def _read_folder(path: Path) -> Checkpoint:
     for name in [name for name in FOLDERS if name in names]:
         raise CheckpointError(f"{path}: {FOLDERS[name].format(path)}")
     if len(indices) == 1:
-        return _read_shards(path / indices[0])
+        return _open_inside(path, indices[0])
     if weights and not indices and (note := shard_note(path / weights[0])):
         raise CheckpointError(f"{path}: {weights[0]} is {note} The index is not there: copy it.")
     if len(weights) == 1:
-        return open_checkpoint(path / weights[0])
+        return _open_inside(path, weights[0])
     inside = some(names, 8) or "it is empty"
     raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside}).")
+
+
+def _open_inside(folder: Path, name: str) -> Checkpoint:
+    """Open a file of a folder, which a stranger may have filled with links to yours."""
+    home, target = folder.resolve(), (folder / name).resolve()
+    # In Hugging Face's cache, names under snapshots/<revision> are links into blobs.
+    places = [home, *(p.parent / "blobs" for p in home.parents if p.name == "snapshots")]
+    if not any(map(target.is_relative_to, places)):
+        raise CheckpointError(
+            f"{folder / name}: a link out of its folder, to {target}. If you know that file, name "
+            "it, or its folder, itself."
+        )
+    return open_checkpoint(folder / name)
 
 
 def shard_note(path: Path) -> str:
@@ -298,6 +312,8 @@ def shard_note(path: Path) -> str:
 
 def _read_shards(index: Path) -> Checkpoint:
     """Hugging Face's: a JSON file says in which shard each key lies."""
+    if (size := index.stat().st_size) > LARGEST_INDEX:
+        raise CheckpointError(f"{index}: an index of {in_bytes(size)}, which no model needs.")
     homes = json.loads(index.read_text(), object_pairs_hook=_dict_of_once)["weight_map"]
     whole, shards = Checkpoint(index, "", {}, [index]), {}
     for name in sorted(set(homes.values())):
@@ -305,15 +321,16 @@ def _read_shards(index: Path) -> Checkpoint:
             raise CheckpointError(f"{index}: it names {name!r}, which is no shard beside it.")
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
-        shards[name] = shard = open_checkpoint(index.parent / name)
+        shards[name] = shard = _open_inside(index.parent, name)
         whole.files += shard.files
         whole.imports += shard.imports
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
     for key, name in homes.items():
-        if key not in shards[name].tree:
+        tree = shards[name].tree
+        if not isinstance(tree, dict) or key not in tree:
             raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
-        whole.tree[key] = shards[name].tree[key]
+        whole.tree[key] = tree[key]
     kinds = sorted({shard.format for shard in shards.values()})
     whole.format = f"{len(shards)} shards, {' and '.join(kinds)}"
     return whole
