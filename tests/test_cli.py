@@ -169,6 +169,7 @@ for words in sys.argv[1:]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not sys.prefix.isascii(), reason="no torch from such a path in an ASCII locale")
 def test_names_and_terminals_may_be_of_any_encoding_and_nothing_heavy_but_torch_is_needed(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "モデル.pt")
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}

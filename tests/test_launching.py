@@ -7,6 +7,7 @@ import multiprocessing as mp
 import os
 import pickle
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from running import alive, wait_until
 
+from torchclinic.frames import places
 from torchladder import launching
 from torchladder.launching import LaunchError, join_group, launch, warm_up
 
@@ -251,7 +253,7 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, 
     message = str(caught.value)
     # By gloo. Who is wrong cannot be told, so the first sentence names both.
     assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: it was sent ")
-    assert "its own size is wrong, or that of the rank that sent them: [enf" in message
+    assert "its size is wrong, or the sender's. [enforce fail" in message.partition("\n")[0]
     first, _, then = message.partition(f"rank {aborted} was at:")[2].partition("rank ")
     lines = {aborted: first, 1 - aborted: then}
     assert "dist.all_reduce(torch.ones(extra))" in lines[1]
@@ -337,6 +339,16 @@ def test_other_ways_to_leave_are_named_too():
     ]:
         with pytest.raises(LaunchError, match=message):
             launch(leave, timeout=HANG)
+
+
+def test_a_place_is_told_whatever_letters_its_path_has(tmp_path):
+    line = "    faulthandler.dump_traceback(file)  # here"
+    path = tmp_path / "my clóne モ😀.py"
+    path.write_text(f"import faulthandler\ndef work(file):\n{line}\n")
+    with open(tmp_path / "dump", "w+") as dump:
+        runpy.run_path(str(path))["work"](dump)
+    told = places((tmp_path / "dump").read_text(), hide="nothing")
+    assert told[:2] == [f"  {path}, line 3, in work", line]
 
 
 def test_time_out_says_who_was_still_running_and_where():
@@ -433,7 +445,7 @@ def test_a_process_forked_from_one_that_launched_is_told_why_it_cannot():
         os._exit(0)
     os.close(sink)
     with os.fdopen(source) as file:
-        assert "this process was forked from one that has launched" in file.read()
+        assert "This process was forked from one that has launched: start" in file.read()
     os.waitpid(child, 0)
 
 
@@ -441,7 +453,7 @@ def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"<lambda> or its arguments cannot be sent .*lock"):
         launch(lambda: lock)
-    with pytest.raises(TypeError, match=r"^A NoneType is no function: launch"):
+    with pytest.raises(TypeError, match=r"^NoneType is no function: launch"):
         launch(print())
     for options, message in [
         *(

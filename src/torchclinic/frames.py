@@ -30,6 +30,9 @@ def places(dump: str, *, hide: str) -> list[str]:
 
     Not one of the file or folder `hide`, which called the user's function.
     """
+    # It writes letters beyond ASCII as \xf3, \u30e2 or \U0001f600.
+    escaped = r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))"
+    dump = re.sub(escaped, lambda found: chr(int(found[found.lastindex], 16)), dump)
     # One stack a thread, the newest thread first: the last stack is the main thread's.
     stacks = re.split("(?i)thread 0x", dump)
     frames = [re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack) for stack in stacks]
@@ -54,11 +57,13 @@ def describe(error: BaseException, cells: Cells, *, hide: str) -> str:
             if not _of_a_library(f.filename, hide)
         )
         parts += filter(None, [part.__cause__ or part.__context__])
-    if not any(part.stack for part in parts):
-        return headline
-    # The headline is where readers look first; at the traceback's end it would only be repeated.
-    frames = "".join(report.format()).rstrip().removesuffix(headline).rstrip()
-    return f"{headline}\n\n{frames}"
+    text = headline
+    if any(part.stack for part in parts):
+        # The headline is where readers look first; at the traceback's end it would be repeated.
+        frames = "".join(report.format()).rstrip().removesuffix(headline).rstrip()
+        text = f"{headline}\n\n{frames}"
+    # Nobody reads megabytes, and to look them up in the catalogue takes long.
+    return text if len(text) < 10**5 else f"{text[:50_000]}\n[...]\n{text[-50_000:]}"
 
 
 def _label(file: str, cells: Cells) -> str:
