@@ -1,10 +1,16 @@
 """An inspection says what is in a file, in a report that fits a screen; chapter 14 shows one."""
 
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
 import torch
 from kinds_of_files import GOOD, Tied, net, plain, repacked, saved
 from safetensors.torch import save_file
 
-from torchclinic.checkpoint_files import inspect_checkpoint
+from torchclinic.checkpoint_files import CheckpointError, inspect_checkpoint
 
 
 def test_names_in_a_file_cannot_send_codes_to_the_terminal(tmp_path):
@@ -76,3 +82,59 @@ def test_the_numbers_of_a_large_file_are_read_on_request_only(tmp_path, monkeypa
 def test_the_checksums_of_numbers_that_torch_swaps_are_not_compared(tmp_path):
     path = repacked(plain(tmp_path), lambda name, data: b"big" if "byteorder" in name else data)
     assert inspect_checkpoint(path).checksums == "none in this file"
+
+
+HOSTILE = [
+    "$(touch x)",
+    "a;touch y",
+    "it's `b`",
+    "new\nline\x1b[31m\t\u200b",
+    "-o",
+    "two  spaces " * 9,
+]
+HOSTILE += ["back\\slash", 'quo"te', "'; touch z #", "1: --key $(touch w) ", "~", "é\udcff", "*"]
+
+
+def words_of(command, folder):
+    """What a shell makes of a command to copy; it finds no other program in it."""
+    stubs = 'torchclinic() { printf \'%s\\0\' "$@"; }; python() { torchclinic "$@"; };'
+    stubs += 'zip() { torchclinic "$@"; };'
+    done = subprocess.run(["bash", "-c", f"{stubs} {command}"], cwd=folder, capture_output=True)
+    assert (done.returncode, done.stderr, list(folder.iterdir())) == (0, b"", [])
+    return os.fsdecode(done.stdout).split("\0")[:-1]
+
+
+def test_a_command_to_copy_is_that_command_whatever_the_names_in_a_file(tmp_path):
+    (tmp_path / "empty").mkdir()
+    thing = {name: net().state_dict() for name in ["model", *HOSTILE]}
+    found = repr(inspect_checkpoint(saved(tmp_path, thing)))
+    keys = re.findall(r"^or take +(.+): (--key[ =]\1)$", found, re.MULTILINE)
+    for (_, command), name in zip(keys, HOSTILE, strict=True):
+        words = words_of(f"torchclinic {command}", tmp_path / "empty")
+        assert words in (["--key", name], [f"--key={name}"])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    thing = {name: net().state_dict(), f"{name}2": net().state_dict()}
+    path = saved(Path(), thing).rename(name)
+    found = inspect_checkpoint(path)
+    key = re.search(r"\((--key[ =].*)\)\.$", repr(found), re.MULTILINE)[1]
+    assert words_of(f"torchclinic {key}", tmp_path / "empty")[-1].removeprefix("--key=") == name
+    saved(Path(), {"model": net().state_dict()}).rename(name)
+    command = re.search("(torchclinic fix .* -o fixed.pt) makes", repr(inspect_checkpoint(path)))[1]
+    words = words_of(command, tmp_path / "empty")
+    assert (words[0], Path(words[1]), words[2:]) == ("fix", path, ["-o", "fixed.pt"])
+    path.unlink()
+    path.mkdir()
+    for inside, pattern in {
+        "data.pkl": "zip -0 -r x.pt .*",
+        ".metadata": "python .* whole.pt",
+    }.items():
+        (path / inside).touch()
+        with pytest.raises(CheckpointError) as caught:
+            inspect_checkpoint(path)
+        words = words_of(re.search(pattern, str(caught.value))[0], tmp_path / "empty")
+        assert path in map(Path, words)

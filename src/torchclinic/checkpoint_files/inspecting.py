@@ -9,7 +9,15 @@ from torch import Tensor
 from torchclinic.checkpoint_files import reading, weights
 from torchclinic.checkpoint_files.keys import clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.pickles import StandIn, walk
-from torchclinic.checkpoint_files.reports import Report, ends, lines, some
+from torchclinic.checkpoint_files.reports import (
+    Report,
+    ends,
+    key_option,
+    lines,
+    path_word,
+    some,
+    word,
+)
 from torchclinic.tables import in_bytes
 
 QUICK = 200e6  # bytes whose checksums take no time worth an option
@@ -124,7 +132,7 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
     is_plain = found.weights_at == "" and {*found.devices.values()} <= {"cpu"}
     sharded = path.is_dir() and found.format != "safetensors"
     if found.prefixes or found.oversized or found.imports or sharded or not is_plain:
-        yield f"torchclinic fix {path} -o fixed.pt makes a plain state dict of it."
+        yield f"torchclinic fix {path_word(path)} -o fixed.pt makes a plain state dict of it."
     else:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."
 
@@ -148,7 +156,9 @@ def _text(found: Report, head: str, others: list[str]) -> str:
         checksums=found.checksums,
         not_finite=finite,
         holds=ends(holds),
-        or_take=[f"{name or 'the top level'}: --key {name or repr(name)}" for name in others],
+        or_take=[
+            f"{word(name) if name else 'the top level'}: {key_option(name)}" for name in others
+        ],
         table="\n" + "\n".join([*_table(keys), ""]) if keys else "",
         total=total if keys else "",
         prefix=prefix_notes(found.prefixes, [*keys, *found.contents]),

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchclinic import UserError, printable
 from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
-from torchclinic.checkpoint_files.reports import some
+from torchclinic.checkpoint_files.reports import path_word, some, word
 from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"
@@ -147,7 +147,9 @@ def _read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: a device, pipe or socket; name a file or a folder.")
     if path.is_file() and (path.suffix == ".distcp" or path.name == ".metadata"):
         folder = path.absolute().parent
-        raise CheckpointError(f"{path}: a part of {folder}, {FOLDERS['.metadata'].format(folder)}")
+        raise CheckpointError(
+            f"{path}: a part of {folder}, {FOLDERS['.metadata'].format(word(folder))}"
+        )
     if path.name.endswith(".index.json"):
         return _read_shards(path)
     with open(path, "rb") as file:
@@ -273,7 +275,7 @@ def _read_folder(path: Path) -> Checkpoint:
     single = [n for n in names if n.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))]
     weights = [n for n in single if n in ("model.safetensors", "pytorch_model.bin")] or single
     for name in [name for name in FOLDERS if name in names]:
-        raise CheckpointError(f"{path}: {FOLDERS[name].format(path)}")
+        raise CheckpointError(f"{path}: {FOLDERS[name].format(path_word(path))}")
     if len(indices) == 1:
         return _open_inside(path, indices[0])
     if weights and not indices and (note := shard_note(path / weights[0])):

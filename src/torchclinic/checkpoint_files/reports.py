@@ -1,5 +1,7 @@
 """How the reports on checkpoints are set: 80 columns, and never longer than a screen or two."""
 
+import re
+import shlex
 from collections.abc import Iterable
 from textwrap import wrap
 from types import SimpleNamespace
@@ -30,10 +32,38 @@ def lines(**rows: str | Iterable[str]) -> str:
             if text.startswith("\n"):  # a table of its own
                 found += text.split("\n")
             elif text:
-                parts = wrap(text[:600], 68, break_on_hyphens=False, break_long_words=False)
+                parts = wrap(text[:1200], 68, break_on_hyphens=False, break_long_words=False)
+                if re.search(r"(--key[ =]|torchclinic fix )\$?'", text):  # there, spaces are names
+                    parts = [text]
                 heads = [label.replace("_", " "), *[""] * len(parts)]
                 found += [f"{head:11} {part}" for head, part in zip(heads, parts, strict=False)]
     return "\n".join(map(printable, found))
+
+
+def word(text: object) -> str:
+    """A name as one word of a command to copy, in which no shell sees more; ... if it cannot be.
+
+    >>> print(word("model.ema"), word("a; b"), word("it's"), word("a\\n"))
+    model.ema 'a; b' $'it\\x27s' $'a\\x0a'
+    """
+    text = str(text)
+    if re.search("[\ud800-\udc7f\udd00-\udfff]", text) or len(text) > 280:
+        return "..."
+    if text.isprintable() and "'" not in text:
+        return shlex.quote(text)
+    raw = text.encode(errors="surrogateescape")
+    escaped = re.sub(rb"[^\w./-]", lambda byte: b"\\x%02x" % ord(byte[0]), raw)
+    return f"$'{escaped.decode()}'"
+
+
+def path_word(path: object) -> str:
+    """A path as a `word` that no program takes for an option."""
+    return word(f"./{path}" if str(path).startswith("-") else path)
+
+
+def key_option(key: str) -> str:
+    """How ``torchclinic fix`` is told under which key the weights are."""
+    return f"--key{'=' if key.startswith('-') else ' '}{word(key)}"
 
 
 def some(names: Iterable[object], count: int = 4, between: str = ", ") -> str:

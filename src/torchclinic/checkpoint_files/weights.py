@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchclinic.checkpoint_files.pickles import StandIn, storage_id, walk
 from torchclinic.checkpoint_files.reading import CheckpointError
-from torchclinic.checkpoint_files.reports import some
+from torchclinic.checkpoint_files.reports import key_option, some
 from torchclinic.tables import in_bytes
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
@@ -79,8 +79,8 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
     if len(chosen) > 1:
         raise CheckpointError(
-            f"{path}: several state dicts in it ({some(map(repr, chosen))}). Choose one, such as "
-            f"key={chosen[0]!r} (--key {chosen[0]})."
+            f"{path}: several state dicts in it ({some(f'{name!r:.80}' for name in chosen)}). "
+            f"Choose one, such as key={chosen[0]!r:.300} ({key_option(chosen[0])})."
         )
     if [name for name, _ in every].count(chosen[0]) > 1:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
