@@ -24,7 +24,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -75,12 +74,10 @@ def warm_up() -> None:
     try:
         forkserver.ensure_running()
     except OSError as error:
-        way_out = ""
-        if isinstance(error, ChildProcessError):  # it is another process's child
-            way_out = ": this process was forked from one that has launched; start it by 'spawn'"
-        elif "too long" in str(error):  # for a socket's path
-            way_out = ". Set TMPDIR=/tmp and restart Python"
-        raise OSError(f"No fork server: {error}{way_out}.") from None
+        way_out = " Set TMPDIR=/tmp and restart Python." * ("too long" in str(error))
+        if isinstance(error, ChildProcessError):  # it is another process's
+            way_out = " This process was forked from one that has launched: start it by 'spawn'."
+        raise OSError(f"No fork server: {error}.{way_out}") from None
 
 
 def launch(
@@ -129,36 +126,30 @@ def launch(
     >>> launch(lambda x: x + dist.get_rank(), 10)
     [10, 11]
     """
+    name = getattr(function, "__name__", type(function).__name__)
     if not callable(function):
-        kind = type(function).__name__
-        raise TypeError(f"A {kind} is no function: launch(train), not launch(train()).")
+        raise TypeError(f"{name} is no function: launch(train), not launch(train()).")
     most = max(64, _cores())
-    whole = isinstance(world_size, Integral) and world_size is not True
-    if not whole or not 1 <= world_size <= most:
+    if world_size is True or not isinstance(world_size, Integral) or not 1 <= world_size <= most:
         raise ValueError(f"world_size={world_size!r}: choose a whole number from 1 to {most}.")
     if show not in ("rank0", "all", "none"):
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
-    name = getattr(function, "__name__", type(function).__name__)
     method = mp.get_start_method(allow_none=True)
     job = (function, args, kwargs, cell_sources(), backend, method)
     job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
-    keeper = _Keeper(world_size, timeout, show, job)
-    stop = keeper.stop.fileno()
-    try:
-        keeper.start()
-        for text in iter(keeper.prints.get, None):
-            print(text, end="", flush=True)
-    finally:
-        os.write(stop, b"!")  # a single call in C, which no second interrupt can forestall
-        if keeper.is_alive():
-            keeper.join()  # this one may be cut short; the keeper goes on
-        keeper.stop.close()
-        keeper.stopped.close()
-    ranks, error = keeper.ranks, keeper.error
-    if not error:
-        for r in ranks:
-            r.reply = _unpickled(r)
-        error = next((r.reply for r in ranks if r.failed), None)
+    ranks, said, (stopped, stop) = [], SimpleQueue(), mp.Pipe(duplex=False)
+    told = (ranks, world_size, job, timeout, show, said, stopped)
+    keeper, wake = threading.Thread(target=_keep, args=told, daemon=True), stop.fileno()
+    with stopped, stop:
+        try:
+            keeper.start()
+            while isinstance(error := said.get(), str):
+                print(error, end="", flush=True)
+        finally:
+            os.write(wake, b"!")  # a single call in C, which no further interrupt can forestall
+            if keeper.is_alive():
+                keeper.join()  # this one may be cut short: the keeper goes on
+    error = error or _unpickle(ranks)
     _print_the_others(ranks, show)
     if error:
         from torchclinic.errors import note
@@ -171,29 +162,13 @@ def launch(
 # --- in the caller ------------------------------------------------------------------------------
 
 
-class _Keeper(threading.Thread):
-    """Starts the ranks, follows them and ends them.
+def _keep(ranks, world_size, job, timeout, show, said, stopped) -> None:
+    """Start the ranks, follow and end them; `said` gets what to print, then what to raise or None.
 
-    In a thread of its own, since an interrupt may come at any moment, the clean-up included. It
-    raises in the main thread, which does nothing else than to show what is printed and to wait.
+    In a thread of its own, since an interrupt may come at any moment, and once more while it is
+    seen to. It raises in the main thread, which does nothing but show what was said, and wait.
     """
-
-    def __init__(self, world_size: int, timeout: float | None, show: str, job: bytes) -> None:
-        super().__init__(daemon=True)  # a script may end before it; its ranks then end themselves
-        self.arguments = world_size, timeout, show, job
-        self.stopped, self.stop = mp.Pipe(duplex=False)
-        self.prints: SimpleQueue[str | None] = SimpleQueue()  # to be shown; None: all has ended
-        self.ranks: list[_Rank] = []
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.error = self._keep(*self.arguments)
-        except BaseException as error:
-            self.error = error
-        self.prints.put(None)
-
-    def _keep(self, world_size: int, timeout: float | None, show: str, job: bytes) -> Exception:
+    try:
         import torch.distributed as dist
 
         warm_up()
@@ -203,15 +178,18 @@ class _Keeper(threading.Thread):
         try:
             with STARTING, _no_main_module():
                 for rank in range(world_size):
-                    if not self.stopped.poll():
-                        self.ranks.append(_start(rank, world_size, store.port, job))
-            if self.ranks and show != "none":
-                self.ranks[0].live = self.prints
-            _follow(self.ranks, timeout, self.stopped)
-            return None if self.stopped.poll() else _error(self.ranks, timeout)
+                    ranks.append(_start(rank, world_size, store.port, job))
+                    if stopped.poll():
+                        raise InterruptedError
+            ranks[0].live = said if show != "none" else None
+            _follow(ranks, timeout, stopped)
+            error = _error(ranks, timeout)
         finally:
-            _end(self.ranks)
+            _end(ranks)
             del store
+    except BaseException as problem:
+        error = problem
+    said.put(error)
 
 
 @dataclass
@@ -229,9 +207,9 @@ class _Rank:
     printed: list[str] = field(default_factory=list)
     live: SimpleQueue | None = None  # of what is shown at once
     alive: bool = True  # as far as is known: see `_alive`
-    received: bytearray = field(default_factory=bytearray)  # length, whether it failed, reply
-    # What it returned, first pickled and then in a tuple, or why it did not.
-    reply: memoryview | tuple[object] | LaunchError | None = None
+    received: bytearray = field(default_factory=bytearray)  # of its reply, the length first
+    # What it returned, pickled until all have ended and then in a tuple; or why it did not.
+    reply: bytes | tuple[object] | LaunchError | None = None
 
     @property
     def failed(self) -> bool:
@@ -274,13 +252,13 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
 
 
 def _follow(ranks: list[_Rank], timeout: float | None, stopped: Connection) -> None:
-    """Read prints and replies until all are done, time is up, a failure has settled, or stopped."""
+    """Read prints and replies until all ranks are done, time is up, or a failure has settled."""
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
     while (left := deadline - time.monotonic()) > 0 and not all(r.reply for r in ranks):
         sources = [c for r in ranks for c in (r.output, r.result) if not c.closed]
         sources += [r.process.sentinel for r in ranks if not r.reply]
         if stopped in wait([stopped, *sources], min(left, 1.0)):
-            break
+            raise InterruptedError
         for r in ranks:
             _read(r)
         if any(r.failed for r in ranks):
@@ -294,10 +272,8 @@ def _read(r: _Rank) -> None:
     while not r.result.closed and r.result.poll():
         piece = os.read(r.result.fileno(), 65536)  # what is there: the rest may never come
         r.received += piece
-        if len(r.received) - 9 == int.from_bytes(r.received[:8], "big"):
-            failed, r.reply, r.received = r.received[8], memoryview(r.received)[9:], b""
-            if failed:
-                r.reply = cloudpickle.loads(r.reply)
+        if len(r.received) - 8 == int.from_bytes(r.received[:8], "big"):
+            r.reply, r.received = cloudpickle.loads(memoryview(r.received)[8:]), b""
         if not piece:
             r.result.close()
     if not alive and not r.reply:
@@ -322,14 +298,18 @@ def _alive(r: _Rank) -> bool:
     return r.alive
 
 
-def _unpickled(r: _Rank) -> tuple[object] | LaunchError:
-    try:
-        return cloudpickle.loads(r.reply)
-    except (Exception, SystemExit) as error:  # of the result's own __setstate__, say
-        text = f"{r.name} returned a result that cannot be unpickled here: {_headline(error)}"
-        failure = LaunchError(text, r.rank, type(error).__name__)
-        failure.__cause__ = error
-        return failure
+def _unpickle(ranks: list[_Rank]) -> LaunchError | None:
+    """Put what was returned in place of its bytes: once all has ended, as it may run any code."""
+    for r in ranks:
+        try:
+            r.reply = cloudpickle.loads(r.reply)
+        except (Exception, SystemExit) as error:  # of the result's own __setstate__, say
+            what = describe(error, cell_sources(), hide=PACKAGE)
+            text = f"{r.name} returned a result that cannot be unpickled here: {what}"
+            r.reply = LaunchError(text, r.rank, type(error).__name__)
+            r.reply.__cause__ = error
+            return r.reply
+    return None
 
 
 def _read_prints(r: _Rank) -> None:
@@ -359,11 +339,10 @@ def _death(r: _Rank) -> str:
         # C++ ends a process that does not catch an exception, and prints the exception.
         pattern = r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?"
         if last_words := re.findall(pattern, "".join(r.printed)):
-            said = last_words[-1].rpartition("what():")[2].strip()
-            if found := re.search(r"(\d+) vs (\d+)\. Received data size", said):
-                text += ": it was sent {} bytes and expected {}; its own".format(*found.groups())
-                text += " size is wrong, or that of the rank that sent them"
-            text += f": {said}"
+            text += f": {last_words[-1].rpartition('what():')[2].strip()}"
+            # Of the sender, gloo says nothing.
+            blame = r"it was sent \1 bytes, not \2: its size is wrong, or the sender's. \g<0>"
+            text = re.sub(r"\[enforce fail.* (\d+) vs (\d+)\. Received data size", blame, text)
     return text + _place(r)
 
 
@@ -474,17 +453,8 @@ def _to_bytes(thing: object, complaint: str = "") -> bytes:
     try:
         _CpuPickler(buffer).dump(thing)
     except (Exception, SystemExit) as error:  # of the thing's own __reduce__, say
-        raise TypeError(f"{complaint}: {_headline(error)}") from None
+        raise TypeError(f"{complaint}: {describe(error, {}, hide=PACKAGE)}") from None
     return buffer.getvalue()
-
-
-def _headline(error: BaseException) -> str:
-    return _cut("".join(traceback.format_exception_only(error)).strip())  # also if __str__ fails
-
-
-def _cut(text: str) -> str:
-    """Without the middle, if long: nobody reads megabytes, and to look them up takes long, too."""
-    return text if len(text) < 10**5 else f"{text[:50_000]}\n[...]\n{text[-50_000:]}"
 
 
 # --- in each rank -------------------------------------------------------------------------------
@@ -544,7 +514,7 @@ def _run_rank(
         join_group(backend)
         os.dup2(2, 1)  # only now: before PyTorch 2.12, gloo announces every connection on stdout
         value = function(*args, **kwargs)
-        kind, failed = type(value).__name__, False
+        kind = type(value).__name__
         reply = _to_bytes((value,), f"the {kind} that was returned cannot be sent back")
         function = args = kwargs = value = None
         # Before the group: a DDP reducer that outlives it aborts the process (pytorch#179291).
@@ -553,16 +523,17 @@ def _run_rank(
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException as error:
-        kind, failed = type(error).__name__, True
-        text = _cut(f"{name} failed with {describe(error, cells, hide=PACKAGE)}")
-        reply = _to_bytes(LaunchError(text, int(environment["RANK"]), kind))
+        kind = type(error).__name__
+        text = f"{name} failed with {describe(error, cells, hide=PACKAGE)}"
+        reply = LaunchError(text, int(environment["RANK"]), kind)
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
-    rest = memoryview(len(reply).to_bytes(8, "big") + bytes([failed]) + reply)
-    while rest:
-        rest = rest[os.write(result.fileno(), rest) :]
+    reply = _to_bytes(reply)
+    for rest in (memoryview(len(reply).to_bytes(8, "big")), memoryview(reply)):
+        while rest:
+            rest = rest[os.write(result.fileno(), rest) :]
     # With all that it has started, such as a data loader's workers. Not sys.exit, even without
     # them: gloo's threads may still run, and would abort the process (SIGABRT).
     os.killpg(0, signal.SIGKILL)
