@@ -502,7 +502,7 @@ def packed_entry_beside(folder):
     return folder / "x.pt"
 
 
-TWO = "readers may see different tensors in it"
+TWO = "listed twice"
 # What zipfile would read is the second; PyTorch goes to the first, which the end names.
 bad(TWO, "zip_after_a_zip")(lambda folder: written(folder, 2 * plain(folder).read_bytes(), "x.pt"))
 

@@ -205,8 +205,8 @@ class _InertUnpickler(pickle._Unpickler):
             if not function.name.startswith("torch._utils."):  # those copy nothing
                 sized = [a for a in args if hasattr(a, "__len__")]
                 # The items of a tensor or storage would be objects that are not in the file.
-                is_made = not all(isinstance(a, (*BRANCHES, str, bytes)) for a in sized)
-                self.spend(math.inf if is_made else sum(map(len, sized)))
+                is_read = all(isinstance(a, (*BRANCHES, str, bytes)) for a in sized)
+                self.spend(sum(map(len, sized)) if is_read else math.inf)
             return CALLED[function.name](*args)
         return inner if isinstance(inner, torch.Tensor) else StandIn(function.name, args)
 

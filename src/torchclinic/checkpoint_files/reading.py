@@ -194,22 +194,19 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
-    if not _is_one_archive(path, [info.filename for info in infos]):
-        raise CheckpointError(
-            f"{path}: damaged: the directory of this zip archive is not right before its end, or "
-            f"names an entry twice, so that readers may see different tensors in it. {AGAIN}"
-        )
     is_packed = any(info.compress_type for info in infos)
     is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
+    is_packed |= len({info.filename.lower() for info in infos}) < len(infos)  # as PyTorch compares
+    is_packed |= not _ends_once(archive.fp)
     if not is_packed:  # By torch's own reader: torch.load would hand TorchScript to torch.jit.load.
         with named_in_utf8(path) as name:
             reader = torch._C.PyTorchFileReader(name)
             records = reader.get_all_records()
     if is_packed or "constants.pkl" in records:
         raise CheckpointError(
-            f"{path}: its entries are compressed or overlap, or it is a TorchScript archive, which "
-            "is a program. Unpack it and pack it with `zip -0 -r`; or, if you trust the program, "
-            "save torch.jit.load(path).state_dict() to another file."
+            f"{path}: its entries are compressed, overlap, or may be listed twice, or it is a "
+            "TorchScript archive, which is a program. Unpack it and pack it with `zip -0 -r`; or, "
+            "if you trust the program, save torch.jit.load(path).state_dict() to another file."
         )
     if "byteorder" in records and reader.get_record("byteorder") != sys.byteorder.encode():
         for info in infos:  # torch.load swaps their bytes: no checksum would be right
@@ -221,18 +218,17 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     return entries
 
 
-def _is_one_archive(path: Path, names: list[str]) -> bool:
-    """Whether `zipfile` and PyTorch's reader, which look in other places, see the same entries."""
-    with open(path, "rb") as file:
-        length = file.seek(0, os.SEEK_END)
-        file.seek(length - 98)
-        # The ends of a zip archive: the one for large numbers, where that is, and the old one.
-        large, size, start, where, at, *old = struct.unpack("<4s36xQQ4s4xQ4x4s8xLL2x", file.read())
+def _ends_once(file: Any) -> bool:
+    """Whether a zip archive's directory is right before its end, where `zipfile` takes it from.
+
+    PyTorch takes the one that the end names, which might be another.
+    """
+    at = file.seek(-98, os.SEEK_END)
+    # The end for large numbers, where that is, and the old one.
+    large, size, start, where, place, *old = struct.unpack("<4s36xQQ4s4xQ4x4s8xLL2x", file.read())
     if where == b"PK\6\7":
-        fits = large == b"PK\6\6" and start + size == at == length - 98
-    else:
-        fits = old[0] == b"PK\5\6" and old[1] + old[2] == length - 22
-    return fits and len({name.lower() for name in names}) == len(names)  # PyTorch ignores case
+        return (large, start + size, place) == (b"PK\6\6", at, at)
+    return (old[0], old[1] + old[2]) == (b"PK\5\6", at + 76)
 
 
 def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Checkpoint:
@@ -292,10 +288,7 @@ def _open_inside(folder: Path, name: str) -> Checkpoint:
     # In Hugging Face's cache, names under snapshots/<revision> are links into blobs.
     places = [home, *(p.parent / "blobs" for p in home.parents if p.name == "snapshots")]
     if not any(map(target.is_relative_to, places)):
-        raise CheckpointError(
-            f"{folder / name}: a link out of its folder, to {target}. If you know that file, name "
-            "it, or its folder, itself."
-        )
+        raise CheckpointError(f"{folder / name}: a link out of its folder. Name {target} itself.")
     return open_checkpoint(folder / name)
 
 
@@ -329,10 +322,9 @@ def _read_shards(index: Path) -> Checkpoint:
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
     for key, name in homes.items():
-        tree = shards[name].tree
-        if not isinstance(tree, dict) or key not in tree:
+        if not isinstance(shards[name].tree, dict) or key not in shards[name].tree:
             raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
-        whole.tree[key] = tree[key]
+        whole.tree[key] = shards[name].tree[key]
     kinds = sorted({shard.format for shard in shards.values()})
     whole.format = f"{len(shards)} shards, {' and '.join(kinds)}"
     return whole
@@ -340,10 +332,9 @@ def _read_shards(index: Path) -> Checkpoint:
 
 def _dict_of_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of a key that is there twice, JSON's reader would take the last."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if found.setdefault(key, value) != value:
-            raise ValueError(f"it has {key!r} twice")
+    found = dict(pairs)
+    if twice := [key for key, value in pairs if found[key] != value]:
+        raise ValueError(f"it has {twice[0]!r} twice")
     return found
 
 
