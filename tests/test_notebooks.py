@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_markdown_cell
 from running import ROOT, text_of
 
@@ -77,3 +78,83 @@ def test_nbval_compares_at_least_85_percent_of_the_outputs():
         assert len(compared) / len(shown) >= 0.75, name
         ours, every = ours + len(compared), every + len(shown)
     assert ours / every >= 0.85
+
+
+# --- what is measured ---------------------------------------------------------------------------
+
+# Clocks, and the field of a trace that says how long something took.
+CLOCKS = {"perf_counter", "measure", "measure_across_ranks", "dur"}
+
+
+def reads(node, measured):
+    """Whether an expression or a definition reads one of these names, or a clock."""
+    words = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    own = [n.target for n in ast.walk(node) if isinstance(n, ast.comprehension)]
+    words -= {n.id for target in own for n in ast.walk(target) if isinstance(n, ast.Name)}
+    words |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & CLOCKS
+    words |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)} & CLOCKS
+    return bool(words & measured)
+
+
+def set_by(node):
+    """The target and the value of whatever gives a name its value."""
+    match node:
+        case ast.Assign(targets=[target]) | ast.AugAssign(target=target) | ast.NamedExpr(target):
+            return target, node.value
+        case ast.For(
+            target=ast.Tuple(elts=[_, target]), iter=ast.Call(ast.Attribute(attr="items"))
+        ):
+            return target, node.iter
+        case ast.For(target=target):
+            return target, node.iter
+        case ast.Call(ast.Attribute(value=target, attr="append")):
+            return target, ast.Tuple(node.args)
+    return None
+
+
+def statements(node):
+    """The nodes of a cell in order, without what is inside of definitions."""
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from statements(child)
+
+
+def claims_of_the_machine(sources):
+    """Assertions on what was measured, other than ``assert when_recorded(...)``."""
+    trees = [ast.parse(TransformerManager().transform_cell(source)) for source in sources]
+    defined = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    measured = set(CLOCKS)
+    for _ in defined:  # one may call another
+        measured |= {function.name for function in defined if reads(function, measured)}
+    for node in (node for tree in trees for node in statements(tree)):
+        if pair := set_by(node):
+            target, value = pair
+            part = isinstance(target, ast.Subscript)
+            names = {n.id for n in ast.walk(target.value if part else target) if hasattr(n, "id")}
+            if reads(value, measured):
+                measured |= names
+            elif isinstance(node, ast.Assign | ast.For) and not part:
+                measured -= names
+        is_claim = isinstance(node, ast.Assert) and "when_recorded(" not in ast.unparse(node)
+        if is_claim and reads(node.test, measured):
+            yield ast.unparse(node)
+
+
+@every_notebook
+def test_what_is_measured_is_asserted_only_where_outputs_are_recorded(name):
+    assert not list(claims_of_the_machine(cell.source for cell in code_cells(name)))
+
+
+def test_a_claim_of_the_machine_is_found():
+    cells = [
+        "def clock(f):\n    start = perf_counter()\n    f()\n    return perf_counter() - start",
+        "rates = {}\nfor name in 'ab':\n    rates[name] = 1 / clock(name)",
+        "assert rates['a'] < rates['b']",
+        "rows = []\nfor name, rate in rates.items():\n    rows.append(rate)\nassert name",
+        "assert rows[0] < 3",
+        "assert when_recorded(rows[0] < 3)\nrates = [1]\nassert rates",
+        "bars = [event['dur'] for event in trace]\nassert max(bars) < 5",
+    ]
+    found = ["assert rates['a'] < rates['b']", "assert rows[0] < 3", "assert max(bars) < 5"]
+    assert list(claims_of_the_machine(cells)) == found

@@ -6,6 +6,8 @@ import refresh
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
+from torchladder.measuring import RECORDING
+
 SOURCES = ["print('a')\nprint('b')", "1 + 1   "]
 FAILING = [
     "import json\n\ndef read(text):\n    return json.loads(text)\n\nread('{')",
@@ -44,3 +46,38 @@ def test_a_cell_that_fails_or_does_not_unexpectedly_leaves_the_file_as_it_was(tm
             refresh.refresh(path)
         assert path.read_bytes() == before
         assert [file.name for file in tmp_path.iterdir()] == ["a.ipynb"]
+
+
+SPOILED = """
+from pathlib import Path
+
+from torchladder.measuring import when_recorded
+
+tries = Path("tries").stat().st_size if Path("tries").exists() else 0
+Path("tries").write_text("x" * (tries + 1))
+assert when_recorded(tries >= {needed})
+print(tries)
+"""
+
+
+def test_a_cell_whose_measured_claim_failed_runs_again_where_it_is_recorded(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "a.ipynb"
+
+    def last_try(needed):
+        (tmp_path / "tries").unlink(missing_ok=True)
+        cells = [new_code_cell(SPOILED.format(needed=needed)), new_code_cell("'after'")]
+        nbformat.write(new_notebook(cells=cells), path)
+        refresh.refresh(path)
+        first, second = nbformat.read(path, 4).cells
+        assert (first.execution_count, second.execution_count) == (1, 2)
+        return first.outputs[0].text
+
+    assert last_try(needed=5) == "0\n"  # nothing is recorded
+    monkeypatch.setenv(RECORDING, "1")
+    assert last_try(needed=2) == "2\n"
+    said = "cell-00 again: what it measured is not what the page says\n"
+    assert capsys.readouterr().out == 2 * said
+    with pytest.raises(CellExecutionError, match="AssertionError"):
+        last_try(needed=3)
