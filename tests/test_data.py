@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from torchladder import data
 from torchladder.data import DeviceBatches, balanced_subset, dataloader, load_dataset
@@ -232,3 +232,26 @@ def test_what_cannot_be_dealt_out_to_batches_is_refused(small):
     for split in ("train", "test"):
         with pytest.raises(ValueError, match="rank=3, world_size=2: ranks are 0 to world_size - 1"):
             dataloader(small, split, rank=3, world_size=2)
+
+
+class Noise(Dataset):
+    """Pictures that a worker draws."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.rand(1, 2, 2), index % 2
+
+
+@pytest.mark.slow
+def test_the_workers_of_each_rank_and_epoch_draw_numbers_of_their_own():
+    def drawn(rank, epoch):
+        batches = dataloader((Noise(),) * 2, batch_size=4, workers=1, rank=rank, world_size=2)
+        batches.sampler.set_epoch(epoch)
+        return torch.cat([images for images, _ in batches]).flatten().tolist()
+
+    runs = [drawn(rank, epoch) for rank in (0, 1) for epoch in (0, 1)]
+    numbers = [number for run in runs for number in run]
+    assert len(set(numbers)) == len(numbers) == 4 * 8 * 4
+    assert drawn(1, 1) == runs[-1]

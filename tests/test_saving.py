@@ -202,6 +202,25 @@ def test_the_best_epoch_is_kept_beside_the_newest(tmp_path, monkeypatch):
     assert len(files_in(tmp_path)) == 3
 
 
+def test_the_seconds_of_an_epoch_are_its_steps_alone_however_often_it_saves(tmp_path, monkeypatch):
+    now, save = [0.0], checkpoint.save
+
+    def takes(seconds, work=lambda *_, **__: None):
+        def slow(*arguments, **options):
+            now[0] += seconds
+            return work(*arguments, **options)
+
+        return slow
+
+    monkeypatch.setattr(training, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(checkpoint, "save", takes(100.0, save))
+    data = balanced_subset(load_dataset(), 14, 5)  # 140 images: seven steps of 20
+    options = {"batch_size": 20, "checkpoint_dir": tmp_path, "on_step": takes(1.0)}
+    history = training.train(MLP(784), data, epochs=2, checkpoint_every=2, **options)
+    assert now[0] == 2 * (7 + 4 * 100)
+    assert [(epoch.seconds, epoch.images_per_second) for epoch in history] == [(7, 20)] * 2
+
+
 # --- ranks --------------------------------------------------------------------------------------
 
 
