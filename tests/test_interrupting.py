@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from running import wait_until
 
-HANG = 600  # seconds; ends what hangs, and says nothing about what is merely slow
+HANG = 300  # seconds; ends what hangs, and says nothing about what is merely slow
 CALLER = """
 import os, signal, subprocess, sys, time
 from multiprocessing.context import ForkServerProcess
@@ -39,6 +39,8 @@ def work(seconds):
     dist.barrier()
     if dist.get_rank() == 0:
         print("at work")
+    if seconds < 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(seconds)
     1 / (dist.get_rank() - 1)
 
@@ -90,11 +92,11 @@ class Caller:
 @contextmanager
 def running_caller():
     caller = Caller()
-    try:
-        yield caller
-    finally:
-        caller.process.kill()
-        caller.process.communicate()
+    with caller.process:
+        try:
+            yield caller
+        finally:
+            caller.process.kill()
 
 
 @pytest.mark.slow
@@ -109,7 +111,19 @@ def test_an_interrupt_while_ranks_start_or_end_leaves_none_of_them():
                 assert caller.said() == "at work"
                 caller.process.send_signal(signal.SIGINT)
             assert caller.said() == "KeyboardInterrupt"
-            wait_until(lambda: caller.processes() == idle)
+            wait_until(lambda: caller.processes() == idle, HANG)
+
+
+@pytest.mark.slow
+def test_ranks_that_no_longer_run_python_end_with_the_caller_too():
+    def stopped():
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in caller.processes()]
+        return sum(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    with running_caller() as caller:
+        caller.launch(2, -1)
+        wait_until(lambda: stopped() == 2, HANG)
+    wait_until(lambda: not caller.processes(), HANG)
 
 
 @pytest.mark.long
@@ -135,7 +149,7 @@ def test_a_hundred_interrupted_launches_leave_no_rank():
                 send(caller.process.pid, signal.SIGINT)
             while caller.said() == "at work":
                 pass
-            wait_until(lambda: caller.processes() == idle)
+            wait_until(lambda: caller.processes() == idle, HANG)
 
 
 @pytest.mark.long
@@ -150,4 +164,4 @@ def test_a_caller_killed_at_any_moment_leaves_no_rank():
             if number % 2:
                 assert caller.said() == "at work"
             time.sleep(chance.uniform(0, 8))
-        wait_until(lambda: not caller.processes())
+        wait_until(lambda: not caller.processes(), HANG)

@@ -547,6 +547,13 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # before the thread that kills the group once the caller is gone.
     os.setsid()
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
+    with suppress(ImportError, AttributeError, OSError):
+        from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
+
+        fcntl(caller := mp.parent_process().sentinel, F_SETOWN, -os.getpid())
+        fcntl(caller, F_SETSIG, signal.SIGKILL)
+        fcntl(caller, F_SETFL, os.O_ASYNC)
     # What runs at exit is the function's own: what torch registered in the fork server takes 0.2 s.
     atexit._clear()
     weakref.finalize._registry.clear()
