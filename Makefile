@@ -18,7 +18,7 @@ BOOK = $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package coverage refresh measure record pack kaggle test-hosted test-oldest test-long bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site quick lint notebooks package coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,10 @@ test-oldest:  ## test and test-site on the oldest torch supported, in .venv-olde
 test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
+
+ROUNDS ?= 5
+stress: $(VENV)/tested  ## run chapters and tests again and again on a machine that is kept busy, and say what fell how often: hours
+	$(BIN)/python tools/stress.py $(ROUNDS)
 
 bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minutes, or GROUPS="loop kills"; on a quiet machine
 	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(GROUPS)
