@@ -114,6 +114,15 @@ class Match:
     file: str = ""
 
 
+class Shortened(str):
+    """What is kept of a log; `begins`: which line here, from 0, is which there, from 1."""
+
+    def __new__(cls, text: str, begins: list[tuple[int, int]]) -> "Shortened":
+        shortened = super().__new__(cls, text)
+        shortened.begins = begins
+        return shortened
+
+
 @cache
 def catalogue() -> dict[str, Error]:
     """All entries by id, in the order of the clinic's pages."""
@@ -161,13 +170,14 @@ def find(log: str) -> list[Match]:
     if not places or other_program(log):
         return []
     named = _places(squeezed, ["Error"])
-    lines = log.split("\n")
+    lines, begins = log.split("\n"), getattr(log, "begins", [(0, 1)])
     firsts = [(_first(name, places, starts, named), catalogue()[name]) for name in places]
     matches = []
     for place, error in sorted((f for f in firsts if f[0] is not None), key=itemgetter(0)):
         line = bisect_right(starts, place) - 1
         text = _around(lines[line], place - starts[line])
-        matches.append(Match(error, line + 1, text, _rank(lines, line)))
+        here, there = begins[bisect_right(begins, line, key=itemgetter(0)) - 1]
+        matches.append(Match(error, there + line - here, text, _rank(lines, line)))
     return sorted(matches, key=lambda match: KINDS[match.error.kind])
 
 
@@ -247,7 +257,7 @@ def _without_colours(text: str) -> str:
 
 
 def _without_prefixes(text: str) -> str:
-    return re.sub(f"^{PREFIX}", "", text, flags=re.MULTILINE | re.ASCII)
+    return re.sub(f"^(?=.){PREFIX}", "", text, flags=re.MULTILINE | re.ASCII)
 
 
 def _ascii(text: str) -> str:
@@ -384,7 +394,10 @@ def _only_notices(log: str, found: list[Match]) -> bool:
 
 def _signs(log: str) -> list[str]:
     """The lines of a log that may tell of an error."""
-    told = re.sub("|".join(LOGS["harmless"]), " ", log.lower(), flags=re.ASCII)
+    told = log.lower()
+    if not any(sign in told for sign in LOGS["signs"]):
+        return []
+    told = re.sub("|".join(LOGS["harmless"]), " ", told, flags=re.ASCII)
     pairs = zip(log.split("\n"), told.split("\n"), strict=True)
     return [line for line, told in pairs if any(sign in told for sign in LOGS["signs"])]
 

@@ -6,16 +6,21 @@ makes: ``logs/RUN/attempt_N/LOCAL_RANK/stderr.log``.
 
 import codecs
 import difflib
+import io
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from torchclinic import UserError, errors, printable
 from torchclinic.process_group import PEER_IS_GONE
 
+MOST = 24_000_000  # about so many characters of all logs are held
+PART = 2**17  # of which so many are looked at together
+SPAN = 10 * errors.GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
 # The last line of a traceback; and a time of glog, loggers and the like.
@@ -25,7 +30,8 @@ TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII
 
 def read(names: list[str]) -> dict[str, str]:
     """The text of each log by its name: of files, of folders, of the standard input (``-``)."""
-    texts = {log: _text(log) for name in names for log in _logs_in(name)}
+    logs = [log for name in names for log in _logs_in(name)]
+    texts = {log: _text(log, max(4, MOST // PART // len(logs))) for log in logs}
     if not any(map(str.strip, texts.values())):
         raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
     return texts
@@ -42,14 +48,54 @@ def _logs_in(name: str) -> list[str]:
     return sorted(str(checked(log, named=False)) for log in logs if logs[log] == last)
 
 
-def _text(name: str) -> str:
-    """The text of a file, or of the standard input, in whatever encoding a shell wrote it."""
-    text = sys.stdin.buffer.read() if name == "-" else checked(name).read_bytes()
-    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or text.startswith(b"PK\x03\x04"):
+def _parts(name: str) -> Iterator[str]:
+    """What a file or the standard input holds, in whatever encoding a shell wrote it: whole lines,
+    of about `PART` characters together.
+    """
+    file = io.BufferedReader(sys.stdin.buffer if name == "-" else checked(name).open("rb", 0))
+    start = file.peek(4)
+    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or start.startswith(b"PK\x03\x04"):
         raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
-    of_windows = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    # Without a mark at its start, such a text still is ASCII with a NUL before or after each byte.
-    return text.decode("utf-16" if of_windows else "utf-8-sig", "replace").replace("\0", "")
+    of_windows = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "utf-16" if of_windows else "utf-8-sig"
+    with io.TextIOWrapper(file, encoding, "replace", newline="\n") as text:
+        while part := text.read(PART) + text.readline(PART):
+            # Without a mark at its start, UTF-16 still is ASCII with a NUL beside each byte.
+            yield part.replace("\0", "")
+
+
+def _text(name: str, most: int) -> str:
+    """A log if it has at most `most` parts, else what tells most of it.
+
+    Left out is a part if neither it nor the one before or after it has a pattern of the catalogue
+    or a sign of an error; and if others are more than `most`, those in the middle. The last stays.
+    """
+    parts = _parts(name)
+    begun, more = list(islice(parts, most)), list(islice(parts, 1))
+    if not more:
+        return "".join(begun)
+    kept, this, tells, near, line, all_kept = [], [], False, "", 1, True
+    for number, part in enumerate(chain(begun, more, parts)):
+        near += "".join(errors._squeeze(part))
+        before, tells = tells, any(map(errors._signs, (part[:5000], part)))  # often at its start
+        tells = tells or bool(errors._places_of_all(near))
+        kept += this if tells and kept[-1:] != this else []
+        this, near, line = [(number, line, part)], near[-SPAN:], line + part.count("\n")
+        kept += this if tells or before else []
+        if len(kept) > most:
+            del kept[len(kept) // 2]
+            all_kept = False
+    kept += this if kept[-1:] != this else []
+    if not all_kept:
+        told = "has errors all over: of those in its middle, not all were read."
+        print(f"torchclinic explain: {printable(name)} {told}", file=sys.stderr)
+    texts, begins, lines, after = [], [], 0, 0
+    for number, line, part in kept:
+        gap = "" if number == after else f"\n{'.' * (errors.GAP + 1)}\n"  # no pattern spans it
+        begins.append((lines + gap.count("\n"), line))
+        texts.append(gap + part)
+        lines, after = lines + texts[-1].count("\n"), number + 1
+    return errors.Shortened("".join(texts), begins)
 
 
 def checked(name: str | Path, *, named: bool = True) -> Path:

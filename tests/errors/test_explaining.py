@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 from running import ran
 
-from torchclinic import cli, errors
+from torchclinic import cli, errors, logs
 from torchclinic.errors import catalogue
 
 LOG = """loading epoch_3.pt
@@ -24,6 +24,7 @@ RuntimeError: Error(s) in loading state_dict for Linear:
 \tMissing key(s) in state_dict: "weight", "bias".
 \tUnexpected key(s) in state_dict: "module.weight", "module.bias".
 """
+LOGS = Path(__file__).parent / "logs"
 WITHOUT_TORCH = """
 import sys
 sys.modules |= dict.fromkeys(["torch", "numpy", "torchladder", "IPython"])  # none can be imported
@@ -137,7 +138,7 @@ OLD, NEW, OWN = (f"logs/run/attempt_{at}/stderr.log" for at in ("2/0", "10/0", "
 
 def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for logs, says in [
+    for texts, says in [
         ({"rank0.log": GONE, "rank1.log": LOG}, "Rank 1 failed first, the only one with an error "),
         (
             {"0.log": TIMED.format(31), "1.log": TIMED.format("09")},
@@ -146,15 +147,15 @@ def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, 
         ({"rank0.log": LOG, "rank1.log": LOG}, "Rank 1 failed first, by the times of the files, "),
         ({OLD: LOG, NEW: GONE, OWN: LOG}, "Local rank 1 failed first, the only one with an error "),
     ]:
-        for age, (name, text) in enumerate(logs.items()):
+        for age, (name, text) in enumerate(texts.items()):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text)
             os.utime(name, (-age, -age))
-        what = ["logs"] if OWN in logs else logs
+        what = ["logs"] if OWN in texts else texts
         told = json.loads(explain("--json", *what)[1])
         assert explain(*what)[1].startswith(says)
-        assert told["first_to_fail"]["file"] == [*logs][-1]
-        assert told["matches"][:1] == [m for m in told["matches"] if m["file"] == [*logs][-1]]
+        assert told["first_to_fail"]["file"] == [*texts][-1]
+        assert told["matches"][:1] == [m for m in told["matches"] if m["file"] == [*texts][-1]]
 
 
 @pytest.mark.slow
@@ -197,11 +198,11 @@ def test_what_may_never_end_is_refused_in_a_folder_and_a_pipe_is_read_only_if_na
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
-    logs = tmp_path / "logs/run"
-    logs.mkdir(parents=True)
-    (logs / "b.log").write_text(LOG)
-    (logs / "round.log").symlink_to(tmp_path)  # a folder, and a way round and round
-    odd = logs / "a.log"
+    folder = tmp_path / "logs/run"
+    folder.mkdir(parents=True)
+    (folder / "b.log").write_text(LOG)
+    (folder / "round.log").symlink_to(tmp_path)  # a folder, and a way round and round
+    odd = folder / "a.log"
     for make in (
         lambda: os.mkfifo(odd),
         lambda: odd.symlink_to("/dev/zero"),
@@ -221,7 +222,7 @@ def test_what_may_never_end_is_refused_in_a_folder_and_a_pipe_is_read_only_if_na
         assert "/dev/zero is a device" in answer(*what)[2]
     assert "no file and no entry is called trace_1" in answer("trace_0", "trace_1")[2]
     command = f'{sys.executable} -m torchclinic explain <(cat "$1")'
-    assert "module-prefix" in ran("bash", "-c", command, "bash", logs / "b.log")
+    assert "module-prefix" in ran("bash", "-c", command, "bash", folder / "b.log")
 
 
 def test_an_entry_is_printed_whole_and_fits_a_terminal(explain):
@@ -263,6 +264,68 @@ def test_five_megabytes_are_explained_without_torch_on_a_terminal_of_any_encodin
     printed = ran("python", "-c", WITHOUT_TORCH, "explain", path, timeout=120, env=environment)
     assert "\nmodule-prefix: " in printed
     assert "line 100001: ?? Unexpected key(s)" in printed
+
+
+IN_LITTLE_MEMORY = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
+import torchclinic.cli
+torchclinic.cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_long_logs_are_explained_in_little_memory(tmp_path):
+    path = tmp_path / "rank0.log"
+    many = "🚀 epoch 1: loss 0.523, 12,345 images/s\n" * 250_000
+    path.write_text(f"{many}{LOG}{many}")
+    command = ["python", "-c", IN_LITTLE_MEMORY, "explain"]
+    assert "line 250004, of rank 0: Unexpected key(s) in" in ran(*command, path)
+    for rank in (1, 2):
+        os.link(path, tmp_path / f"rank{rank}.log")
+    (tmp_path / "rank3.log").write_text(GONE)
+    assert "In rank0.log, line 250004" in ran(*command, *sorted(os.listdir(tmp_path)), cwd=tmp_path)
+
+
+FILLER = "epoch 1: loss 0.523, 12,345 images/s\n" * 1800
+
+
+def small_parts(monkeypatch, log):
+    """What is kept of a log."""
+    monkeypatch.setattr(logs, "PART", 4000)
+    monkeypatch.setattr(logs, "MOST", 60_000)
+    Path("a.log").write_text(log)
+    (text,) = logs.read(["a.log"]).values()
+    return text
+
+
+@pytest.mark.slow
+def test_what_is_left_out_of_a_long_log_changes_no_answer(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for path in sorted(LOGS.glob("*.txt"))[::3]:
+        log = FILLER + path.read_bytes().decode()[:40_000] + f"\n{FILLER}"
+        text = small_parts(monkeypatch, log)
+        assert len(text) < len(log) / 2
+        assert errors.find(text) == errors.find(log), path
+    assert errors.explain(small_parts(monkeypatch, FILLER)) == errors.HEALTHY
+    # Two halves of a message between which much is left out are no message.
+    halves = [
+        f"RuntimeError: {half}\n" for half in ("Expected size for first", "two dimensions of")
+    ]
+    assert errors.find(small_parts(monkeypatch, FILLER.join(halves))) == []
+
+
+def test_of_errors_all_over_a_long_log_the_first_and_the_last_are_read(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    first, last = "IndexError: Target 10 is out of bounds.\n", LOG.splitlines()[-1]
+    log = first + "warning: it failed\n" * 20_000 + last
+    text = small_parts(monkeypatch, log)
+    assert "a.log has errors all over" in capsys.readouterr().err
+    assert len(text) < 80_000
+    found = [(match.error.id, match.line) for match in errors.find(text)]
+    assert found == [("target-out-of-bounds", 1), ("module-prefix", 20_002)]
 
 
 def published(*urls):
