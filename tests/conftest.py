@@ -31,4 +31,4 @@ def pytest_collection_modifyitems(items):
         if item.name in LAUNCHED:
             item.add_marker(pytest.mark.slow)
         if not any(map(item.get_closest_marker, ("slow", "long", "gpu", "multigpu", "timeout"))):
-            item.add_marker(pytest.mark.timeout(60))  # others: see pyproject.toml
+            item.add_marker(pytest.mark.timeout(300))  # others: see pyproject.toml

@@ -129,7 +129,7 @@ def run_into(stdout, words, folder=None, **environment):
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         [*CLINIC, *words.split()], input="KeyError: 'x'", stdout=stdout, stderr=subprocess.PIPE,
-        text=True, cwd=folder, timeout=60, env=plain | environment,
+        text=True, cwd=folder, timeout=300, env=plain | environment,
     )  # fmt: skip
     return done.returncode, done.stderr
 

@@ -93,5 +93,5 @@ def test_a_torch_that_lacks_a_library_has_its_entry_named(tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     for words in (["doctor"], ["inspect", "x.pt"]):
         command = [sys.executable, "-m", "torchclinic", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.stderr.endswith(f"{LINE} dll-not-loaded\n")
