@@ -394,12 +394,14 @@ def _only_notices(log: str, found: list[Match]) -> bool:
 
 def _signs(log: str) -> list[str]:
     """The lines of a log that may tell of an error."""
-    told = log.lower()
-    if not any(sign in told for sign in LOGS["signs"]):
-        return []
-    told = re.sub("|".join(LOGS["harmless"]), " ", told, flags=re.ASCII)
-    pairs = zip(log.split("\n"), told.split("\n"), strict=True)
-    return [line for line, told in pairs if any(sign in told for sign in LOGS["signs"])]
+
+    def told(text: str) -> bool:
+        return any(sign in text for sign in LOGS["signs"])
+
+    lines = log.split("\n") if told(log.lower()) else []
+    lines = [line for line in lines if told(line.lower())]
+    others = re.sub("|".join(LOGS["harmless"]), " ", "\n".join(lines).lower(), flags=re.ASCII)
+    return [line for line, rest in zip(lines, others.split("\n"), strict=False) if told(rest)]
 
 
 def _this_case_first(fix: str, log: str) -> str:
@@ -565,8 +567,12 @@ def note(error: BaseException) -> None:
 
 
 def _text_of(error: BaseException) -> str:
-    """What a traceback says, without its frames: of causes, of a group's parts, and in notes."""
-    return "".join(traceback.format_exception(error, limit=0))
+    """What a traceback says, without its frames: of causes, of a group's parts, and in notes.
+
+    Of a longer one, the first million characters and the last: to read 50 takes seconds.
+    """
+    text = "".join(traceback.format_exception(error, limit=0))
+    return f"{text[:1_000_000]}\n{text[1_000_000:][-1_000_000:]}"
 
 
 def _watch(shell) -> None:

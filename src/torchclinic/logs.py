@@ -19,7 +19,7 @@ from torchclinic import UserError, errors, printable
 from torchclinic.process_group import PEER_IS_GONE
 
 MOST = 24_000_000  # about so many characters of all logs are held
-PART = 2**17  # of which so many are looked at together
+PART = 2**18  # of which so many are looked at together
 SPAN = 10 * errors.GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
@@ -31,7 +31,7 @@ TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII
 def read(names: list[str]) -> dict[str, str]:
     """The text of each log by its name: of files, of folders, of the standard input (``-``)."""
     logs = [log for name in names for log in _logs_in(name)]
-    texts = {log: _text(log, max(4, MOST // PART // len(logs))) for log in logs}
+    texts = {log: _text(log, max(2, MOST // PART // len(logs))) for log in logs}
     if not any(map(str.strip, texts.values())):
         raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
     return texts

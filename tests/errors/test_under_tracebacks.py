@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from running import ROOT, text_of
 
 from torchclinic import errors
-from torchclinic.errors import LINE, note
+from torchclinic.errors import LINE, find, note
 
 THE_LINE = f"{LINE} module-prefix"
 TEXT = 'Unexpected key(s) in state_dict: "module.weight".'
@@ -78,6 +78,14 @@ def test_a_known_error_gets_a_note_and_keeps_its_message():
     assert notes_of(KeyError("rank")) == []
     with mock.patch("torchclinic.errors.find", side_effect=OSError):
         assert notes_of(RuntimeError(TEXT)) == []
+
+
+def test_of_a_message_of_megabytes_only_the_ends_are_read():
+    read = []
+    with mock.patch("torchclinic.errors.find", lambda log: read.append(len(log)) or find(log)):
+        for text in (TEXT + "." * 9_000_000, "x\n" * 4_500_000 + TEXT):
+            assert notes_of(RuntimeError(text)) == [THE_LINE]
+    assert max(read) < 3_000_000
 
 
 def test_the_source_in_a_traceback_is_not_read():
