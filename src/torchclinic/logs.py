@@ -9,6 +9,7 @@ import difflib
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,7 +56,9 @@ def _parts(name: str) -> Iterator[str]:
     file = io.BufferedReader(sys.stdin.buffer if name == "-" else checked(name).open("rb", 0))
     start = file.peek(4)
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or start.startswith(b"PK\x03\x04"):
-        raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {name}")
+        tells = name.isprintable() and len(name) < 280 and name != "-"
+        path = shlex.quote(re.sub("^-", "./-", name)) if tells else "..."
+        raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {path}")
     of_windows = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "utf-16" if of_windows else "utf-8-sig"
     with io.TextIOWrapper(file, encoding, "replace", newline="\n") as text:

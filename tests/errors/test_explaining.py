@@ -1,5 +1,6 @@
 """``torchclinic explain``: a log or an entry's id in; why, and what to do, out."""
 
+import contextlib
 import io
 import json
 import os
@@ -189,6 +190,25 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path):
         assert err.startswith("torchclinic explain: "), argument
         assert sentence in err
         assert err.count("\n") == 1, argument
+
+
+def test_the_command_for_a_checkpoint_is_that_command_whatever_its_name(explain, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shell = "torchclinic() { printf '%s\\0' \"$@\"; };"
+    hostile = ["$(touch x)", "a;touch y", "it's `b`", 'quo"te', "two  spaces", "*", "~", "\\", "&"]
+    for name in [*hostile, "-o", "-", "new\nline", "\x1b[31m", "long" * 60]:
+        path = tmp_path / f"{name}.pt"
+        path.touch()
+        with contextlib.chdir(tmp_path):
+            _, _, err = explain("--", path.name)
+        said = err.partition("If it is a checkpoint: ")[2].rstrip("\n")
+        done = subprocess.run(["bash", "-c", shell + said], cwd=empty, capture_output=True)
+        command, file = done.stdout.decode().split("\0")[:-1]
+        assert (done.stderr, command, [*empty.iterdir()]) == (b"", "inspect", []), name
+        shown = name.isprintable()
+        assert file == "..." if not shown else (tmp_path / file == path and file[0] != "-")
+    assert explain("-", given=b"PK\x03\x04")[2].endswith("torchclinic inspect ...\n")
 
 
 @pytest.mark.slow
