@@ -31,8 +31,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from numbers import Integral
 from queue import SimpleQueue
+from typing import Any
 
 import cloudpickle
 
@@ -95,7 +97,8 @@ def launch(
     among the ranks, and ``RANK``, ``WORLD_SIZE`` and the like are set as torchrun sets them.
     Tensors arrive, and come back, on the CPU. What the function registers with `atexit` runs before
     its result is sent; then the rank is killed, with its process group. Whatever happens, Ctrl-C
-    included, no rank is left, nor a process that one has started, unless in a group of its own.
+    included and however often, no rank is left, nor a process that one has started, unless in a
+    group of its own.
 
     Parameters
     ----------
@@ -198,7 +201,7 @@ class _Rank:
 
     name: str  # "rank 1 of 2"
     rank: int
-    process: mp.Process
+    process: BaseProcess
     result: Connection
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
@@ -215,9 +218,14 @@ class _Rank:
     def failed(self) -> bool:
         return isinstance(self.reply, LaunchError)
 
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None  # it has been started
+        return self.process.pid
+
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
@@ -245,7 +253,7 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
     process.start()
     # Or whoever starts the next process would take this one's exit code, and Python's end await it.
-    mp.process._children.discard(process)
+    mp.process._children.discard(process)  # pyrefly: ignore[missing-attribute] - it is private
     for connection in theirs:
         connection.close()
     return _Rank(name, rank, process, *ours)
@@ -273,7 +281,7 @@ def _read(r: _Rank) -> None:
         piece = os.read(r.result.fileno(), 65536)  # what is there: the rest may never come
         r.received += piece
         if len(r.received) - 8 == int.from_bytes(r.received[:8], "big"):
-            r.reply, r.received = cloudpickle.loads(memoryview(r.received)[8:]), b""
+            r.reply, r.received = cloudpickle.loads(memoryview(r.received)[8:]), bytearray()
         if not piece:
             r.result.close()
     if not alive and not r.reply:
@@ -291,16 +299,17 @@ def _alive(r: _Rank) -> bool:
         r.alive = r.process.is_alive()
         if not r.alive:
             try:
-                os.getpgid(r.process.pid)
+                os.getpgid(r.pid)
             except ProcessLookupError:
                 with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's
-                    os.killpg(r.process.pid, signal.SIGKILL)
+                    os.killpg(r.pid, signal.SIGKILL)
     return r.alive
 
 
 def _unpickle(ranks: list[_Rank]) -> LaunchError | None:
     """Put what was returned in place of its bytes: once all has ended, as it may run any code."""
     for r in ranks:
+        assert isinstance(r.reply, bytes)  # else there is an error already
         try:
             r.reply = cloudpickle.loads(r.reply)
         except (Exception, SystemExit) as error:  # of the result's own __setstate__, say
@@ -330,6 +339,7 @@ def _death(r: _Rank) -> str:
     """How a process ended that left no reply."""
     r.process.join()
     code = r.process.exitcode
+    assert code is not None  # it has ended
     if code >= 0:
         # Python says 255, too, when it has lost the fork server, which would know.
         return f"exited with {code}" + " (or the fork server was killed)" * (code == 255)
@@ -361,7 +371,7 @@ def _place(r: _Rank, end: float = 0.0) -> str:
 def _error(ranks: list[_Rank], timeout: float | None) -> Exception | None:
     """What to raise, if anything; asks the ranks that still run where they are."""
     unfinished = [r for r in ranks if not r.reply]
-    if failures := [r.reply for r in ranks if r.failed]:
+    if failures := [r.reply for r in ranks if isinstance(r.reply, LaunchError)]:
         return _blame(failures, unfinished)
     if not unfinished:
         return None
@@ -374,7 +384,7 @@ def _places_now(ranks: list[_Rank]) -> list[str]:
     """Where each of the ranks is that still run, unless it does not say so in time."""
     for r in ranks:
         if _alive(r):
-            os.kill(r.process.pid, signal.SIGUSR1)
+            os.kill(r.pid, signal.SIGUSR1)
     end = time.monotonic() + 5.0
     return [_place(r, end) for r in ranks]
 
@@ -429,19 +439,19 @@ class _CpuPickler(cloudpickle.Pickler):
     Modules such as ``torch.backends.cudnn``, which are of a class of their own, go by their names.
     """
 
-    def reducer_override(self, thing):
+    def reducer_override(self, obj):
         import torch
 
-        if isinstance(thing, torch.Tensor) and thing.device.type not in ("cpu", "meta"):
-            moved = thing.detach().cpu()
-            if isinstance(thing, torch.nn.Parameter):
-                moved = torch.nn.Parameter(moved, thing.requires_grad)
+        if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            moved = obj.detach().cpu()
+            if isinstance(obj, torch.nn.Parameter):
+                moved = torch.nn.Parameter(moved, obj.requires_grad)
             return moved.__reduce_ex__(4)
-        if isinstance(thing, types.ModuleType) and type(thing) is not types.ModuleType:
-            return importlib.import_module, (thing.__name__,)
-        if isinstance(thing, types.CodeType):  # of which cloudpickle 3.1.3 forgets the file
-            return _code_of, (thing.co_filename, *self.dispatch_table[types.CodeType](thing))
-        return super().reducer_override(thing)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, types.CodeType):  # of which cloudpickle 3.1.3 forgets the file
+            return _code_of, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
+        return super().reducer_override(obj)
 
 
 def _code_of(file: str, make: Callable, parts: tuple) -> types.CodeType:
@@ -546,18 +556,22 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # A group of its own: an interrupt goes to the caller, who decides what it means here. It comes
     # before the thread that kills the group once the caller is gone.
     os.setsid()
-    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    parent = mp.parent_process()
+    assert parent is not None  # it was started by one
+    caller = parent.sentinel
+    threading.Thread(target=_end_with_the_caller, args=(caller,), daemon=True).start()
     # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
     with suppress(ImportError, AttributeError, OSError):
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
 
-        fcntl(caller := mp.parent_process().sentinel, F_SETOWN, -os.getpid())
+        fcntl(caller, F_SETOWN, -os.getpid())
         fcntl(caller, F_SETSIG, signal.SIGKILL)
         fcntl(caller, F_SETFL, os.O_ASYNC)
     # What runs at exit is the function's own: what torch registered in the fork server takes 0.2 s.
     atexit._clear()
-    weakref.finalize._registry.clear()
-    atexit.register(weakref.finalize._exitfunc)  # removes temporary folders
+    finalize: Any = weakref.finalize  # whose private names the type checker does not know
+    finalize._registry.clear()
+    atexit.register(finalize._exitfunc)  # removes temporary folders
     os.environ.clear()  # the fork server has those of the moment it was started
     os.environ.update(environment)
     os.dup2(output.fileno(), 1)
@@ -571,7 +585,7 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
 
 
-def _end_with_the_caller() -> None:
+def _end_with_the_caller(caller: int) -> None:
     # It ended, or closed the process, all that it can do if the fork server was killed.
-    wait([mp.parent_process().sentinel])
+    wait([caller])
     os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
