@@ -3,7 +3,9 @@
 // words are in the page itself. A log stays in its field: it is neither sent nor kept, and no link
 // holds it.
 (() => {
-  const MOST_LINES = 4, BEFORE = 60, AROUND = 500; // of a log, and letters around the words that matched
+  const AT_ONCE = 20; // matches
+  const BEFORE = 60, AROUND = 500; // letters around the words that matched
+  const SOON = 100_000, MOST = 50_000_000; // letters that are read at once; that are read at all
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
   const SHORT = 200; // letters of what may be asked of the search, too
   const IN_SIGHT = 400; // pixels of an answer that are enough
@@ -16,7 +18,7 @@
 [rank0]: \tMissing key(s) in state_dict: "conv1.weight", "conv1.bias".
 [rank0]: \tUnexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".
 `;
-  const { find, holds, onlyNotices, otherProgram, shown, signs } = finding(errorRules);
+  const clinic = finding(errorRules);
 
   // --- the list: each entry by its id ---
 
@@ -30,7 +32,9 @@
 
   // --- the box for a log ---
 
-  const [log, found] = [one("#log"), one("#found")];
+  const [log, says, found] = [one("#log"), one("#log-says"), one("#found")];
+  const part = make("p", "field-hint"); // what of a long text the field has
+  const size = (letters) => `${(letters / 1e6).toFixed(1)} MB`;
   let answered = "";
 
   /** What the order of the answers rests on: the first error, then what may follow from it. */
@@ -44,8 +48,7 @@
   }
 
   /** A line of the log, the words that matched marked, and not much around them. */
-  function logLine(number, line, words) {
-    const { text, marks } = shown(line, words);
+  function logLine({ line, text, marks }) {
     const start = Math.max(0, (marks[0]?.[0] ?? 0) - BEFORE);
     const end = Math.min(text.length, start + AROUND);
     const code = make("code", "", start > 0 ? "… " : "");
@@ -55,7 +58,7 @@
       at = Math.min(to, end);
     }
     code.append(text.slice(at, end), end < text.length ? " …" : "");
-    return make("p", "log-line", make("span", "", phrase("line", { line: number })), code);
+    return make("p", "log-line", make("span", "", phrase("line", { line })), code);
   }
 
   /** The words that the head of a case, up to its first colon, quotes: those between two commas together. */
@@ -71,11 +74,13 @@
     return parts.filter((words) => words.length > 0);
   }
 
+  const quotes = all(".error-fix > ul:first-of-type > li").flatMap(quoted).flat();
+
   /** What to do: before all else those of several cases whose heads quote what the log holds. */
-  function cure(id, text) {
+  function cure(id, held) {
     const fix = copyOf(id, "fix");
     const ours = all(":scope > ul:first-of-type > li", fix).filter((item) =>
-      quoted(item).some((words) => words.every((word) => holds(text, [word]))));
+      quoted(item).some((words) => words.every((word) => held.includes(word))));
     if (ours.length > 0) {
       one("p", fix).prepend(phrase("otherwise"), " ");
       fix.prepend(make("ul", "", ...ours));
@@ -84,34 +89,36 @@
   }
 
   /** The reader's own line, what it means, what to do; then in a fold why it is this entry. */
-  function answer(id, kind, lines, text, ...why) {
+  function answer({ id, kind, lines }, held, why) {
     const more = linkTo(id);
     more.replaceChildren(phrase("more"));
     return make("li", `match ${kind}`,
-      ...lines,
+      ...lines.map(logLine),
       make("h2", "", linkTo(id)),
       copyOf(id, "cause"),
       make("p", "", make("strong", "", phrase("do"))),
-      cure(id, text),
+      cure(id, held),
       ...(kind === "warning" ? [make("p", "", phrase("warning"))] : []),
       ...(why.length ? [make("details", "match-why", make("summary", "", phrase("why")), make("p", "", ...why))] : []),
       make("p", "match-more", more));
   }
 
-  function showFound(text, matches) {
-    const lines = text.split("\n");
-    const items = matches.map((match, place) => answer(match.id, match.kind,
-      [...match.words].slice(0, MOST_LINES).map(([line, words]) => logLine(line, lines[line - 1], words)), text,
-      ...reasons(match, place, matches)));
-    found.replaceChildren(make("ol", "matches", ...items));
-    if (onlyNotices(text, matches)) return phrase("notice");
+  function showFound({ matches, held, notice }) {
+    const list = make("ol", "matches");
+    const items = matches.map((match, place) => () => answer(match, held, reasons(match, place, matches)));
+    const show = () => {
+      list.append(...items.splice(0, AT_ONCE).map((item) => item()));
+      if (items.length) setTimeout(() => list.isConnected && show());
+    };
+    found.replaceChildren(list);
+    show();
+    if (notice) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
-  function showNone(text) {
-    const program = otherProgram(text);
-    const [isError, isShort] = [program || signs(text).length > 0, text.length < SHORT && !text.trim().includes("\n")];
-    if (!isError && !isShort) {
+  function showNone(text, { program, isError }) {
+    const isShort = text.length < SHORT && !text.trim().includes("\n");
+    if (!program && !isError && !isShort) {
       const symptoms = one("#there-is-no-message-what-do-you-see > h2");
       const link = make("a", "", symptoms.firstChild.textContent);
       link.href = `#${symptoms.parentNode.id}`;
@@ -119,62 +126,93 @@
       return phrase("healthy");
     }
     const search = make("a", "", phrase("search", { text }));
-    search.href = `../search.html?q=${encodeURIComponent(text)}`;
+    search.href = `../search.html?q=${isShort ? inAddress(text) : ""}`;
     found.replaceChildren(...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
     if (isShort) bestHits(text).then((hits) => text === answered && found.prepend(hits), () => {});
     return phrase(program ? "other" : isError ? "none" : "short", { program });
   }
 
-  /** Shows what is found in a text, and returns what to say of it. */
-  function answerTo(text) {
-    found.replaceChildren();
-    if (!text.trim()) return "";
-    if (DUMP.test(text.slice(0, START))) return phrase("dumps");
-    const matches = find(text);
-    return matches.length ? showFound(text, matches) : showNone(text);
+  let worker;
+  /** What is in a text, read by a script beside the page, which goes on meanwhile. */
+  async function readBeside(text) {
+    const script = `onmessage = ({ data }) => postMessage((${finding})(${JSON.stringify(errorRules)}).read(...data))`;
+    worker = new Worker(URL.createObjectURL(new Blob([script])));
+    worker.postMessage([text, quotes]);
+    return new Promise((onmessage, onerror) => Object.assign(worker, { onmessage, onerror }))
+      .then(({ data }) => data).finally(() => worker.terminate());
   }
 
-  function showAnswer() {
-    if (log.value === answered) return;
-    answered = log.value;
-    one("#log-says").textContent = answerTo(answered);
+  /** Shows what is found in a text. */
+  async function showAnswer(text) {
+    if (text === answered) return;
+    answered = text;
+    worker?.terminate();
+    found.replaceChildren();
+    part.textContent = before && phrase("part", { size: size(text.length) });
+    says.textContent = text.length > SOON ? phrase("reading", { size: size(text.length) }) : "";
+    if (!text.trim() || DUMP.test(text.slice(0, START))) return void (says.textContent = text.trim() && phrase("dumps"));
+    const inPage = () => clinic.read(text, quotes);
+    const told = text.length > SOON ? await readBeside(text).catch(inPage) : inPage();
+    says.textContent = told.matches.length ? showFound(told) : showNone(text, told);
   }
+
+  // --- the field, which takes long to show a long text: it has the end, and what is `before` is read with it ---
+
+  let before = "";
+
+  function put(text) {
+    if (text.length > MOST) return refuse(tooLong(text.length));
+    before = text.length > FIELD_HOLDS ? text.slice(0, -FIELD_HOLDS / 2) : "";
+    log.value = text.slice(before.length);
+    return showAnswer(text);
+  }
+
+  const tooLong = (letters) => phrase("too-long", { size: size(letters), most: size(MOST) });
+
+  function refuse(why) {
+    const empty = put("");
+    says.textContent = why;
+    return empty;
+  }
+
+  function goToAnswer() {
+    if (!found.hasChildNodes() || innerHeight - found.getBoundingClientRect().top > IN_SIGHT) return;
+    if (matchMedia("(hover: none)").matches) log.blur(); // or a phone's keyboard is where the answer is
+    says.scrollIntoView();
+  }
+
+  log.addEventListener("beforeinput", () => {
+    if (log.selectionEnd - log.selectionStart === log.value.length) before = ""; // all of it goes
+  });
+  onLong(log, (text) => put(before + text).then(goToAnswer));
 
   let waiting;
   log.addEventListener("input", () => {
     clearTimeout(waiting);
-    const typed = Math.abs(log.value.length - answered.length) < TYPED;
-    if (typed) {
-      waiting = setTimeout(showAnswer, PAUSE);
-      return;
-    }
-    showAnswer();
-    if (!found.hasChildNodes() || innerHeight - found.getBoundingClientRect().top > IN_SIGHT) return;
-    if (matchMedia("(hover: none)").matches) log.blur(); // or a phone's keyboard is where the answer is
-    one("#log-says").scrollIntoView();
+    const text = log.value && before + log.value;
+    const show = log.value.length > FIELD_HOLDS || !text ? put : showAnswer;
+    if (Math.abs(text.length - answered.length) < TYPED) waiting = setTimeout(show, PAUSE, text);
+    else show(text).then(goToAnswer);
   });
 
   const example = make("button", "try-example", phrase("example"));
-  example.addEventListener("click", () => {
-    log.value = EXAMPLE;
-    showAnswer();
-  });
-  log.after(example);
+  example.addEventListener("click", () => put(EXAMPLE));
+  log.after(part, example);
 
   const clear = make("button", "try-example", phrase("clear"));
   clear.addEventListener("click", () => {
-    log.value = "";
-    showAnswer();
+    put("");
     log.focus();
   });
-  one("#log-says").after(clear); // where an answer is read, the box is out of sight
+  says.after(clear); // where an answer is read, the box is out of sight
 
   // --- files, whose text comes into the field ---
 
   async function showFiles(files) {
-    const texts = await Promise.all([...files].map((file) => file.text()));
-    log.value = texts.join("\n");
-    showAnswer();
+    const bytes = [...files].reduce((sum, file) => sum + file.size, 0);
+    if (bytes > MOST) return refuse(tooLong(bytes));
+    const texts = await Promise.all([...files].map((file) => file.text())).catch(() => []);
+    return texts.length ? put(texts.join("\n")) : refuse(phrase("unread"));
   }
 
   const chosen = Object.assign(make("input"), { type: "file", multiple: true });
@@ -189,9 +227,9 @@
 
   // --- start: empty, whatever the browser remembers, or with what was pasted on the landing page ---
 
-  if (window.name.startsWith("log:")) [log.value, window.name] = [window.name.slice(4), ""];
-  else log.value = "";
   one(".clinic-field").hidden = false;
-  showAnswer();
-  if (log.value) addEventListener("load", () => one("#log-says").scrollIntoView());
+  const pasted = window.name.startsWith("log:") ? window.name.slice(4) : "";
+  if (pasted) window.name = "";
+  put(pasted);
+  if (pasted) addEventListener("load", () => says.scrollIntoView());
 })();

@@ -5,10 +5,13 @@ const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
   const HARMLESS = new RegExp(rules.harmless.join("|"), "g");
   const PREFIX = new RegExp(rules.prefix, "y");
+  const MOST_LINES = 4; // that are shown of an entry
+  const LONG = 10_000, BEFORE = 200, AFTER = 1000; // letters of a line; shown of a longer one around a match
 
   /** The log without prefixes, colours and white space, in ASCII, with one kind of quotes; where
-   *  its lines start, and where it ends; and which four letters follow each other in it. */
-  function squeeze(log) {
+   *  its lines start, and where it ends; which four letters follow each other in it. `ats`, if
+   *  given, gets where in `plain`, which has the prefixes and all letters, each of them stands. */
+  function squeeze(log, ats) {
     log = `\n${log}\n`;
     for (const [mark, plain] of Object.entries(rules.quotes)) log = log.replaceAll(mark, plain);
     log = log.slice(1, -1).replace(COLOUR, "");
@@ -21,11 +24,12 @@ const finding = (rules) => {
       for (let code; at < log.length && (code = log.charCodeAt(at)) !== 10; at++) {
         if (code < 33 || code > 126) continue;
         letters[count++] = code;
+        ats?.push(at);
         fours[hash(four = (four << 8) | code)] = 1;
       }
       starts.push(count);
     }
-    return { text: new TextDecoder().decode(letters.subarray(0, count)), starts, fours };
+    return { text: new TextDecoder().decode(letters.subarray(0, count)), starts, fours, plain: log };
   }
 
   const hash = (four) => Math.imul(four, 0x9e3779b1) >>> 12;
@@ -76,9 +80,9 @@ const finding = (rules) => {
   const inOrder = (places) => places.sort((a, b) => a - b);
 
   /** The entries that a log holds, as errors.find: `line` is counted from 1; `over`: the more
-   *  general ones that gave way; `words`: for each line of the log that matched, the letters. */
-  function find(log) {
-    const { text, starts, fours } = squeeze(log);
+   *  general ones that gave way; `words`: for each line of the log that matched, the letters, and
+   *  before which squeezed letters of that line the first stands. */
+  function find(log, { text, starts, fours } = squeeze(log)) {
     const lineOf = (place) => countTo(starts, place);
     const places = new Map();
     for (const { id, patterns } of rules.errors) {
@@ -139,10 +143,34 @@ const finding = (rules) => {
     });
   }
 
-  /** Whether a log holds one of some words, squeezed. */
-  function holds(log, words) {
-    const { text } = squeeze(log);
-    return words.some((word) => text.includes(squeeze(word).text));
+  /** All that a page says of a log: what it holds, with the lines to show; which of some `quotes`
+   *  it has; if it has no entry, the other program and whether there is a sign of an error. */
+  function read(log, quotes) {
+    const squeezed = squeeze(log), { text, fours } = squeezed;
+    const found = find(log, squeezed);
+    if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0 };
+    const lines = log.split("\n"), long = new Map();
+    const around = (number, at) => {
+      if (!long.has(number)) long.set(number, placed(lines[number - 1]));
+      return long.get(number)(at);
+    };
+    const show = ([number, { words, at }]) => {
+      const line = lines[number - 1];
+      return { line: number, ...shown(line.length > LONG ? around(number, at) : line, words) };
+    };
+    const has = (piece) => mayHold(fours, piece) && text.includes(piece);
+    return {
+      matches: found.map(({ words, ...match }) => ({ ...match, lines: [...words].slice(0, MOST_LINES).map(show) })),
+      held: quotes.filter((quote) => has(squeeze(quote).text)),
+      notice: onlyNotices(log, found),
+    };
+  }
+
+  /** For a long line: what stands around its squeezed letter `at`. */
+  function placed(line) {
+    const ats = [], { plain } = squeeze(line, ats);
+    return (at) => plain.slice(Math.max(0, ats[at] - BEFORE), ats[at]).split("\r").at(-1) +
+      plain.slice(ats[at], ats[at] + AFTER).split("\r")[0];
   }
 
   /** The letters that matched, by the number of the line in which they are. */
@@ -153,7 +181,8 @@ const finding = (rules) => {
       for (let at = start; at < end; ) {
         const line = countTo(starts, at);
         const stop = Math.min(end, starts[line]);
-        words.set(line, [...(words.get(line) ?? []), text.slice(at, stop)]);
+        if (!words.has(line)) words.set(line, { at: at - starts[line - 1], words: [] });
+        words.get(line).words.push(text.slice(at, stop));
         at = stop;
       }
     return words;
@@ -185,5 +214,5 @@ const finding = (rules) => {
     return { text: line, marks };
   }
 
-  return { find, holds, onlyNotices, otherProgram, shown, signs };
+  return { find, onlyNotices, otherProgram, read, signs };
 };

@@ -8,4 +8,5 @@ function explain(log) {
 }
 
 paste.addEventListener("input", ({ inputType }) => /Paste|Drop/.test(inputType) && explain(paste.value));
+onLong(paste, explain);
 one("#explain").addEventListener("click", () => explain(paste.value));

@@ -7,6 +7,7 @@
   const BEST = 3, IN_DIALOG = 3, ON_PAGE = 5, MOST = 50; // hits: of all, then of a group, shown and in a fold
   const GROUPS = { chapters: /\/\d\d_/, errors: /\/errors/, glossary: /glossary/, tools: /./ }; // of pages
   const PAUSE = 80; // milliseconds without a letter until what was typed is looked for
+  const MOST_LETTERS = 2000; // that are asked: a log is for the error clinic
   const MESSAGE = 20; // letters that a message of the error clinic has at least
   const LIKE_AN_ERROR = /error|exception|warning|traceback|fail|expected|cannot|can['’]t|invalid|unable/i;
   const root = document.documentElement.dataset.content_root;
@@ -76,11 +77,12 @@
     return make("p", "", before, linkTo(`${CLINIC}#log`, phrase("box")), after);
   }
 
-  const asking = (query, says) => linkTo(`search.html?q=${encodeURIComponent(query)}`, says);
+  const asking = (query, says) => linkTo(`search.html?q=${inAddress(query)}`, says);
   const examples = () => phrase("examples").split("|").map((query) => make("p", "", asking(query, query)));
 
   function attach(form, most) {
     const input = form.querySelector("input");
+    input.maxLength = MOST_LETTERS;
     const says = make("p", "search-says");
     says.setAttribute("role", "status");
     const list = make("div");
@@ -113,7 +115,7 @@
 
     let waiting, asked, looking;
     function look() {
-      const query = input.value.trim();
+      const query = input.value.trim().slice(0, MOST_LETTERS);
       return query === asked ? looking : (looking = answer((asked = query)));
     }
 
@@ -131,7 +133,7 @@
       }
       if (query !== asked) return; // more was typed meanwhile
       show(query, found);
-      if (most === ON_PAGE) note(query ? `?q=${encodeURIComponent(query)}` : location.pathname, history.state);
+      if (most === ON_PAGE) note(query ? `?q=${inAddress(query)}` : location.pathname, history.state);
     }
 
     input.addEventListener("focus", () => {

@@ -10,6 +10,7 @@ const searching = (pages, language, others) => {
   // What a question counts that is like the query, and how soon less; then of a query with more than LONG
   // words, such as a thread's title: few of its words say what it is about
   const ASKED = [4, 6], SHARP = [2, 1.5], LONG = 4;
+  const TYPOS = 5; // words that nobody has: a text with more has no typing errors, and each takes long
   const COMMON = 0.4; // a word in more than this share of the sections need not be in a hit
   const MOST = 6; // occurrences of a word that count
   const EXCERPT = 220, BEFORE = 60; // letters of it, and so many before what matched
@@ -161,7 +162,7 @@ const searching = (pages, language, others) => {
     const query = plain(asked);
     const typed = termsOf(query).map(look);
     const unknown = typed.filter(({ text, rare }) => rare === Infinity && /^[a-z]{3,40}$/.test(text));
-    const right = unknown.reduce((query, { text }) => query.replace(text, corrected(text)), query);
+    const right = (unknown.length > TYPOS ? [] : unknown).reduce((query, { text }) => query.replace(text, corrected(text)), query);
     if (right !== query && !meant) return find(right, right);
     const terms = [...typed, ...partsOf(typed)].filter(({ rare }) => rare < Infinity);
     const needed = terms.some(isRare) ? terms.filter(isRare) : terms;

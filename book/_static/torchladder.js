@@ -8,7 +8,20 @@ function make(tag, kind, ...parts) {
 const one = (selector, around = document) => around.querySelector(selector);
 const all = (selector, around = document) => [...around.querySelectorAll(selector)];
 const filled = (text, gaps) => text.replace(/\{(\w+)\}/g, (gap, key) => gaps[key] ?? gap);
-const phrase = (name, gaps = {}) => filled(one(`[data-phrase="${name}"]`).textContent, gaps); // in the page
+const phrases = {}; // in the page, which is long
+const phrase = (name, gaps = {}) => filled(phrases[name] ??= one(`[data-phrase="${name}"]`).textContent, gaps);
+
+const inAddress = (text) => encodeURIComponent(text.toWellFormed()); // which half a letter would end
+
+const FIELD_HOLDS = 20_000; // letters; of some, such as line ends, it would take seconds to show more
+/** Keeps a long text from a field, however it is to come in, and gives what would be there to `take`. */
+function onLong(field, take) {
+  field.addEventListener("beforeinput", (event) => {
+    if (!(event.data?.length > FIELD_HOLDS)) return;
+    event.preventDefault();
+    take(field.value.slice(0, field.selectionStart) + event.data + field.value.slice(field.selectionEnd));
+  });
+}
 
 /** What the address says, and what Back brings again. Safari refuses more than ten a second. */
 function note(address, state = null) {

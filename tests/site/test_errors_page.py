@@ -225,6 +225,100 @@ def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_pa
         assert page.locator("#log").input_value().endswith(f"\n{LOG}")
 
 
+# A timer of the page counts while it says that it reads.
+COUNT = """() => {
+    window.ticks = 0;
+    const says = document.querySelector("#log-says");
+    setInterval(() => { ticks += says.textContent.startsWith("Reading"); }, 1);
+}"""
+FILLER = "step 1 loss 0.5\n"
+PHRASES = [p.replace("*", "x") for error in CATALOGUE.values() for p in error.patterns]
+ATTACKS = {
+    "a log": FILLER * 50_000 + LOG + FILLER * 50_000,
+    "all phrases in one line": " ".join(PHRASES * 5),
+    "all phrases far into a line": "x " * 200_000 + " ".join(PHRASES),
+    "line ends": "\n" * 300_000 + "CUDA out of memory",
+    "escapes in one line": "\x1b[" * 150_000 + "CUDA out of memory",
+}
+
+
+@pytest.mark.parametrize("log", ATTACKS.values(), ids=ATTACKS)
+def test_a_long_log_is_read_while_the_page_goes_on_and_the_field_has_its_end(visit, log):
+    page = visit(OPENED)
+    page.evaluate(COUNT)
+    page.locator("#log").focus()
+    page.keyboard.insert_text(log)
+    found = errors.find(log)
+    page.wait_for_function("n => document.querySelectorAll('.match').length == n", arg=len(found))
+    assert page.evaluate("ticks") > 0
+    assert ids_of(page.locator(".match h2 a")) == [match.error.id for match in found]
+    lines = page.locator(".match .log-line:first-child")
+    told = [line.partition(" ")[2].partition("\n")[0] for line in lines.all_inner_texts()]
+    assert told == [str(match.line) for match in found]
+    marks = lines.evaluate_all("all => all.map(line => line.querySelectorAll('mark').length)")
+    assert 0 not in marks
+    value = page.locator("#log").input_value()
+    assert len(value) <= 20_000
+    assert log.endswith(value)
+    assert (
+        f"All of it is read, {len(log) / 1e6:.1f} MB" in page.locator(".clinic-field").inner_text()
+    )
+
+
+def test_what_stands_before_a_fields_text_goes_on_counting_until_all_is_replaced(visit):
+    page = visit(OPENED)
+    page.locator("#log").focus()
+    page.keyboard.insert_text(LOG + FILLER * 2_000)
+    match, part = page.locator(".match"), page.locator(".field-hint", has_text="The box shows")
+    match.wait_for()
+    page.keyboard.type("y")
+    page.wait_for_timeout(600)  # longer than the pause after which what was typed is read
+    assert match.count() == 1
+    page.keyboard.insert_text(FILLER * 2_000)  # another log, after the first
+    page.wait_for_function("document.querySelector('#log').value.length < 20000")
+    match.wait_for()
+    assert part.is_visible()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text("KeyError: 'momentum' and others")
+    match.wait_for(state="detached")
+    assert not part.is_visible()
+
+
+def test_a_log_without_end_and_a_file_that_cannot_be_read_are_refused(page, tmp_path):
+    large = tmp_path / "large.txt"
+    with large.open("wb") as file:
+        file.truncate(51_000_000)
+    page.locator(".choose-files input").set_input_files(large)
+    says = page.locator("#log-says", has_text="This is a log of 51.0 MB")
+    says.wait_for()
+    assert "torchclinic explain" in says.inner_text()
+    page.evaluate("() => { File.prototype.text = async () => { throw new DOMException('gone'); } }")
+    (tmp_path / "small.txt").write_text(LOG)
+    page.locator(".choose-files input").set_input_files(tmp_path / "small.txt")
+    page.locator("#log-says", has_text="A file could not be read").wait_for()
+    page.reload()
+
+
+def test_names_in_a_log_stand_in_no_command(page):
+    page.locator("#log").fill(LOG.replace("conv", "$(touch x);`touch x`"))
+    page.wait_for_selector(".match")
+    texts = page.locator("#found :is(code, pre)").all_inner_texts()
+    assert [text for text in texts if "touch x" in text] == [
+        text for text in page.locator(".log-line code").all_inner_texts() if "touch x" in text
+    ]
+    assert "touch x" in page.locator(".log-line code").first.inner_text()
+
+
+def test_half_a_letter_ends_neither_the_box_nor_the_search(page, visit):
+    page.evaluate("""() => {
+        const log = document.querySelector("#log");
+        log.value = "half a letter \\ud83d";
+        log.dispatchEvent(new InputEvent("input"));
+    }""")
+    link = page.locator("#found a", has_text="Search the book")
+    assert link.get_attribute("href").endswith("half%20a%20letter%20%EF%BF%BD")
+
+
 def test_nothing_found_says_so_or_names_the_other_program(page):
     log = "ValueError: weird tensors and unexpected state_dict device failed process"
     assert not errors.find(log)

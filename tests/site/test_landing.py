@@ -33,6 +33,20 @@ def test_a_log_that_is_pasted_is_answered_on_the_page_of_the_error_clinic(opened
 
 
 @pytest.mark.slow
+def test_a_long_log_is_taken_to_the_clinic_without_being_shown(opened):
+    opened.goto(opened.address)
+    opened.focus("#paste")
+    error = "ValueError: optimizer got an empty parameter list\n"
+    opened.keyboard.insert_text(error + "step 1 loss 0.5\n" * 100_000)
+    opened.wait_for_selector("#found a[href$='errors_training.html#empty-parameters']")
+    assert opened.url.endswith("book/errors.html#log-says")
+    assert opened.evaluate("window.name") == ""
+    opened.go_back()
+    assert opened.input_value("#paste") == ""
+    assert opened.errors == []
+
+
+@pytest.mark.slow
 def test_each_rung_shows_its_program_marks_what_it_adds_and_leads_to_its_chapter(opened):
     opened.goto(opened.address)
     opened.get_by_role("radio", name="DDP").focus()

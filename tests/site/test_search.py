@@ -86,6 +86,22 @@ def test_a_typing_error_is_corrected_and_hits_are_shown_in_groups(opened):
     assert box.locator(".search-hits a >> visible=true").count() <= 8 * len(groups)
 
 
+def test_of_a_long_text_the_beginning_is_looked_for_and_no_word_is_put_right(opened):
+    words = " ".join(f"{word}x tensor" for word in ("qvantum", "zorblat", "plimth") * 200)
+    opened.goto(f"{opened.address}?q={words}")
+    opened.wait_for_selector(".bd-search-container .search-hits a")
+    asked = opened.evaluate("new URLSearchParams(location.search).get('q')")
+    assert asked == words[:2000].strip()
+    opened.goto(f"{opened.address}?q=half%20a%20tensor")
+    opened.evaluate("""() => {
+        const field = document.querySelector(".bd-search-container input");
+        field.value = "half a tensor \\ud83d";
+        field.dispatchEvent(new InputEvent("input"));
+    }""")
+    opened.wait_for_function("location.search.endsWith('tensor%20%EF%BF%BD')")
+    opened.goto(opened.address)
+
+
 def test_a_term_alone_has_its_definition_among_the_best(opened):
     for term in ("rank", "all reduce", "rendezvous", "bf16"):
         assert any("glossary.html#" in hit for hit in ask(opened, term)[:3]), term
