@@ -117,10 +117,7 @@ class Match:
 class Shortened(str):
     """What is kept of a log; `begins`: which line here, from 0, is which there, from 1."""
 
-    def __new__(cls, text: str, begins: list[tuple[int, int]]) -> "Shortened":
-        shortened = super().__new__(cls, text)
-        shortened.begins = begins
-        return shortened
+    begins = ((0, 1),)
 
 
 @cache
@@ -170,7 +167,7 @@ def find(log: str) -> list[Match]:
     if not places or other_program(log):
         return []
     named = _places(squeezed, ["Error"])
-    lines, begins = log.split("\n"), getattr(log, "begins", [(0, 1)])
+    lines, begins = log.split("\n"), getattr(log, "begins", Shortened.begins)
     firsts = [(_first(name, places, starts, named), catalogue()[name]) for name in places]
     matches = []
     for place, error in sorted((f for f in firsts if f[0] is not None), key=itemgetter(0)):

@@ -77,7 +77,7 @@ def _text(name: str, most: int) -> str:
     begun, more = list(islice(parts, most)), list(islice(parts, 1))
     if not more:
         return "".join(begun)
-    kept, this, tells, near, line, all_kept = [], [], False, "", 1, True
+    kept, this, tells, near, line = [], [], False, "", 1
     for number, part in enumerate(chain(begun, more, parts)):
         near += "".join(errors._squeeze(part))
         before, tells = tells, any(map(errors._signs, (part[:5000], part)))  # often at its start
@@ -86,19 +86,19 @@ def _text(name: str, most: int) -> str:
         this, near, line = [(number, line, part)], near[-SPAN:], line + part.count("\n")
         kept += this if tells or before else []
         if len(kept) > most:
-            del kept[len(kept) // 2]
-            all_kept = False
-    kept += this if kept[-1:] != this else []
-    if not all_kept:
+            del kept[most // 2]
+    if len(kept) == most:
         told = "has errors all over: of those in its middle, not all were read."
         print(f"torchclinic explain: {printable(name)} {told}", file=sys.stderr)
     texts, begins, lines, after = [], [], 0, 0
-    for number, line, part in kept:
+    for number, line, part in kept + (this if kept[-1:] != this else []):
         gap = "" if number == after else f"\n{'.' * (errors.GAP + 1)}\n"  # no pattern spans it
         begins.append((lines + gap.count("\n"), line))
         texts.append(gap + part)
         lines, after = lines + texts[-1].count("\n"), number + 1
-    return errors.Shortened("".join(texts), begins)
+    log = errors.Shortened("".join(texts))
+    log.begins = begins
+    return log
 
 
 def checked(name: str | Path, *, named: bool = True) -> Path:
