@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from torchclinic import UserError, errors, printable
 from torchclinic.process_group import PEER_IS_GONE
 
 MOST = 24_000_000  # about so many characters of all logs are held
-PART = 2**18  # of which so many are looked at together
+PART = 2**17  # of which so many are looked at together
 SPAN = 10 * errors.GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
@@ -32,7 +33,11 @@ TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII
 def read(names: list[str]) -> dict[str, str]:
     """The text of each log by its name: of files, of folders, of the standard input (``-``)."""
     logs = [log for name in names for log in _logs_in(name)]
-    texts = {log: _text(log, max(2, MOST // PART // len(logs))) for log in logs}
+    texts = {log: _text(log, max(4, MOST // PART // len(logs))) for log in logs}
+    if cut := [printable(log) for log in logs if getattr(texts[log], "cut", False)]:
+        more = f", as {len(cut) - 1} more have" if len(cut) > 1 else ""
+        told = f"{cut[0]} has errors all over{more}: of those in the middle, not all were read."
+        print(f"torchclinic explain: {told}", file=sys.stderr)
     if not any(map(str.strip, texts.values())):
         raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
     return texts
@@ -53,7 +58,8 @@ def _parts(name: str) -> Iterator[str]:
     """What a file or the standard input holds, in whatever encoding a shell wrote it: whole lines,
     of about `PART` characters together.
     """
-    file = io.BufferedReader(sys.stdin.buffer if name == "-" else checked(name).open("rb", 0))
+    raw: Any = sys.stdin.buffer if name == "-" else checked(name).open("rb", 0)
+    file = io.BufferedReader(raw)
     start = file.peek(4)
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or start.startswith(b"PK\x03\x04"):
         tells = name.isprintable() and len(name) < 280 and name != "-"
@@ -77,7 +83,7 @@ def _text(name: str, most: int) -> str:
     begun, more = list(islice(parts, most)), list(islice(parts, 1))
     if not more:
         return "".join(begun)
-    kept, this, tells, near, line = [], [], False, "", 1
+    kept, this, tells, near, line, cut = [], [], False, "", 1, False
     for number, part in enumerate(chain(begun, more, parts)):
         near += "".join(errors._squeeze(part))
         before, tells = tells, any(map(errors._signs, (part[:5000], part)))  # often at its start
@@ -87,9 +93,7 @@ def _text(name: str, most: int) -> str:
         kept += this if tells or before else []
         if len(kept) > most:
             del kept[most // 2]
-    if len(kept) == most:
-        told = "has errors all over: of those in its middle, not all were read."
-        print(f"torchclinic explain: {printable(name)} {told}", file=sys.stderr)
+            cut = True
     texts, begins, lines, after = [], [], 0, 0
     for number, line, part in kept + (this if kept[-1:] != this else []):
         gap = "" if number == after else f"\n{'.' * (errors.GAP + 1)}\n"  # no pattern spans it
@@ -97,7 +101,7 @@ def _text(name: str, most: int) -> str:
         texts.append(gap + part)
         lines, after = lines + texts[-1].count("\n"), number + 1
     log = errors.Shortened("".join(texts))
-    log.begins = begins
+    log.begins, log.cut = begins, cut
     return log
 
 
@@ -145,7 +149,7 @@ def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
         how = "the only one with an error of its own"
     elif not all(times.values()):
         times, how = {name: os.stat(name).st_mtime for name in own}, "by the times of the files"
-    name = min(own, key=times.get)
+    name = min(own, key=times.__getitem__)
     rank, text = own[name][1] or _whose(name), own[name][2]
     says = f"{rank.capitalize() or 'One'} failed first, {how}, in {printable(name)}: {text}"
     return {"rank": rank, "file": name, "text": text, "says": says}

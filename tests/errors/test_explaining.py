@@ -342,7 +342,9 @@ def test_of_errors_all_over_a_long_log_the_first_and_the_last_are_read(
     first, last = "IndexError: Target 10 is out of bounds.\n", LOG.splitlines()[-1]
     log = first + "warning: it failed\n" * 20_000 + last
     text = small_parts(monkeypatch, log)
-    assert "a.log has errors all over" in capsys.readouterr().err
+    assert "a.log has errors all over: of those in the middle" in capsys.readouterr().err
+    small_parts(monkeypatch, f"{FILLER}{LOG}{FILLER}")
+    assert capsys.readouterr().err == ""
     assert len(text) < 80_000
     found = [(match.error.id, match.line) for match in errors.find(text)]
     assert found == [("target-out-of-bounds", 1), ("module-prefix", 20_002)]
