@@ -7,6 +7,7 @@ test fails if one of them differs from the catalogue.
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 
@@ -52,7 +53,7 @@ def clinic_notebook(part: str) -> nbformat.NotebookNode:
 def with_new_tables(chapters: Iterable[Path]) -> Iterator[tuple[Path, nbformat.NotebookNode]]:
     """The chapters whose stored table of errors differs from the catalogue, with the right one."""
     for path in chapters:
-        book = nbformat.read(path, as_version=4)
+        book: Any = nbformat.read(path, as_version=4)
         stale = False
         for cell in book.cells:
             if cell.cell_type == "code" and (asked := TABLE.search(cell.source)):

@@ -17,6 +17,7 @@ import tarfile
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import nbformat
 
@@ -42,7 +43,7 @@ def write_notebooks(folder: Path) -> list[Path]:
 
 def hosted_notebook(path: Path) -> nbformat.NotebookNode:
     """The chapter at `path` without outputs, as a notebook that needs nothing of the repository."""
-    chapter = nbformat.read(path, as_version=4)
+    chapter: Any = nbformat.read(path, as_version=4)
     for cell in chapter.cells:
         if cell.cell_type == "markdown":
             cell.source = plain_markdown(cell.source, path)
@@ -118,7 +119,7 @@ def plain_markdown(text: str, path: Path) -> str:
     )
     return re.sub(
         r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([\w./-]+\.(?:ipynb|md)(?:#[\w-]+)?|#[\w-]+)\)",
-        lambda found: linked(*found.groups(), path),
+        lambda found: linked(found[1], found[2], path),
         text,
     )
 

@@ -80,8 +80,9 @@ def print_page(page: Path, pdf: Path) -> None:
         looks = {"path": pdf, "prefer_css_page_size": True, "print_background": True}
         tab.pdf(**looks)
         book = PdfReader(pdf)
+        pages = {page.indirect_reference: number for number, page in enumerate(book.pages, 1)}
         places = [book.named_destinations[f"/{name}"] for name in names]
-        tab.evaluate(NUMBER, [book.get_destination_page_number(place) + 1 for place in places])
+        tab.evaluate(NUMBER, [pages[place.page] for place in places])
         tab.pdf(outline=True, tagged=True, **looks)
         browser.close()
     name_outline(pdf, titles)
@@ -99,7 +100,7 @@ def name_outline(pdf: Path, titles: list[str]) -> None:
             entry = entry.get_object().get("/Next")
 
     book = PdfWriter(clone_from=pdf)
-    outline = entries(book.root_object["/Outlines"]["/First"])
+    outline = entries(book.get_outline_root()["/First"])
     for entry, title in zip(outline, titles, strict=True):
         entry[NameObject("/Title")] = TextStringObject(title)
     book.write(pdf)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from machine_facts import ROOT, commit, machine_facts
@@ -58,7 +59,7 @@ class Record:
 
 def run_notebook(path: Path, target: Path, limit: int, clean) -> dict:
     """Run one chapter, keep it at `target`, and tell how it ended; no cell may take longer."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook: Any = nbformat.read(path, as_version=4)
     ended = "passed"
     try:
         execute(notebook, path.parent, timeout=limit)

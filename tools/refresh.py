@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from machine_facts import machine_facts
@@ -40,9 +41,10 @@ def refresh(path: Path) -> None:
 
         notebook = clinic_notebook(path.stem.removeprefix("errors_"))
     else:
-        notebook = nbformat.read(path, as_version=4)
-        for number, cell in enumerate(notebook.cells):
+        chapter: Any = nbformat.read(path, as_version=4)
+        for number, cell in enumerate(chapter.cells):
             cell.id = f"cell-{number:02d}"
+        notebook = chapter
     execute(notebook, path.parent)
     for cell in notebook.cells:
         expected = "raises-exception" in cell.metadata.get("tags", ())
@@ -87,16 +89,17 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, timeout: int = 300) -
 class Recorder(NotebookClient):
     """Runs a cell again, twice at most, whose claim on measured values failed."""
 
-    async def async_execute_cell(self, cell, *args, **options):
-        for tries_left in (2, 1, 0):
+    async def async_execute_cell(self, cell, cell_index, *args, **options):
+        tries_left = 2
+        while True:
             try:
-                return await super().async_execute_cell(cell, *args, **options)
+                return await super().async_execute_cell(cell, cell_index, *args, **options)
             except CellExecutionError as error:
                 spoiled = "when_recorded(" in cell.source and error.ename == "AssertionError"
                 if not spoiled or not tries_left:
                     raise
                 print(f"{cell.id} again: what it measured is not what the page says", flush=True)
-        return None
+                tries_left -= 1
 
 
 def write_notebook(notebook: nbformat.NotebookNode, path: Path) -> None:

@@ -48,6 +48,7 @@ class Job:
         self._reader.start()
 
     def _read(self) -> None:
+        assert self.process.stdout is not None  # it is a pipe
         with self.process.stdout as stream:
             for line in stream:
                 self.lines.append((time.time(), line.rstrip("\n")))
@@ -141,7 +142,7 @@ def two_hosts(
     """
     remove_left_overs()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, contextlib.ExitStack() as stack:
-        hosts = tuple(Host(i, Path(folder, NAMES[i])) for i in range(2))
+        hosts = Host(0, Path(folder, NAMES[0])), Host(1, Path(folder, NAMES[1]))
         for host in hosts:
             own = {host.name: own_address or host.address}
             known = dict(zip(NAMES, ADDRESSES, strict=True)) | own | {"localhost": "127.0.0.1"}

@@ -14,8 +14,10 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
 
@@ -97,9 +99,9 @@ def record_links() -> dict:
 
 def play(
     folder: Path, *, gpt: str = "", epochs: int = 1, batch: int = 64,
-    host1: list | str = (), host2: list | str = (), interfaces: list = (),
+    host1: Sequence[str] = (), host2: Sequence[str] = (), interfaces: Sequence[str] = (),
     own_address: str | None = None, busy: bool = False, other: bool = False,
-    lose: int | None = None, silent: bool = False, back: list | None = None,
+    lose: int | None = None, silent: bool = False, back: Sequence[str] | None = None,
     like: str = "", what: str = "",
 ) -> dict:  # fmt: skip
     """A scenario of ``two_hosts.toml``: what was printed, when, and how it ended.
@@ -119,7 +121,7 @@ def play(
     meet = ["--max-restarts=3", stays] if lose is not None else []
     with two_hosts(own_address=own_address) as hosts:
 
-        def start(i: int, options: list) -> Job:
+        def start(i: int, options: Sequence[str]) -> Job:
             place = folder / NAMES[i]  # which only this host uses
             place.mkdir(exist_ok=True)
             (place / program).write_text(texts[other and i])
@@ -144,20 +146,20 @@ def play(
                 time.sleep(0.5)
             hosts[lose].cut()
             hosts[lose].kill()
-        if back is not None:
-            time.sleep(5)
-            hosts[lose].join()
-            again = time.time()
-            jobs[lose] = start(lose, back)
-            started.append(jobs[lose])
+            if back is not None:
+                time.sleep(5)
+                hosts[lose].join()
+                again = time.time()
+                jobs[lose] = start(lose, back)
+                started.append(jobs[lose])
         limit = GIVE_UP if what else 1200
         ends = {NAMES[i]: ended(job, begin, limit) for i, job in jobs.items()}
         sent = {host.name: bytes_sent(host) for host in hosts}
     if what:
         return {"what": what, "ended": ends}
     done = [row for job in started for row in rows_of(job, begin)]
-    addresses = dict(zip(NAMES, ADDRESSES, strict=True))
-    result = {"rows": done, "ended": ends, "bytes_sent": sent, "addresses": addresses}
+    result: dict[str, Any] = {"rows": done, "ended": ends, "bytes_sent": sent}
+    result["addresses"] = dict(zip(NAMES, ADDRESSES, strict=True))
     if lose is not None:
         result["timeline"] = timeline(started[1 - lose], lose, begin, again, done)
     if like:

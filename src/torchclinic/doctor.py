@@ -22,6 +22,7 @@ from statistics import median
 from threading import Thread
 
 import torch
+import torch.cuda.nccl
 import torch.distributed as dist
 
 from torchclinic import UserError, __version__
@@ -352,8 +353,7 @@ def join(backend: str) -> None:
     device = _device(backend)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    own = {"device_id": device} if backend == "nccl" else {}
-    dist.init_process_group(backend, **own)
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     world = dist.get_world_size()
     total = torch.tensor([dist.get_rank() + 1.0], device=device)
     dist.all_reduce(total)

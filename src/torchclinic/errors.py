@@ -17,6 +17,7 @@ import textwrap
 import tomllib
 import traceback
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -24,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 # Of the book, in a clone of it; a chapter that runs alone, as on Kaggle, has none beside it.
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -117,7 +119,7 @@ class Match:
 class Shortened(str):
     """What is kept of a log; `begins`: which line here, from 0, is which there, from 1."""
 
-    begins = ((0, 1),)
+    begins: Sequence[tuple[int, int]] = ((0, 1),)
 
 
 @cache
@@ -168,13 +170,13 @@ def find(log: str) -> list[Match]:
         return []
     named = _places(squeezed, ["Error"])
     lines, begins = log.split("\n"), getattr(log, "begins", Shortened.begins)
-    firsts = [(_first(name, places, starts, named), catalogue()[name]) for name in places]
-    matches = []
-    for place, error in sorted((f for f in firsts if f[0] is not None), key=itemgetter(0)):
+    firsts = {name: _first(name, places, starts, named) for name in places}
+    matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
+    for place, name in sorted(found, key=itemgetter(0)):
         line = bisect_right(starts, place) - 1
         text = _around(lines[line], place - starts[line])
         here, there = begins[bisect_right(begins, line, key=itemgetter(0)) - 1]
-        matches.append(Match(error, there + line - here, text, _rank(lines, line)))
+        matches.append(Match(catalogue()[name], there + line - here, text, _rank(lines, line)))
     return sorted(matches, key=lambda match: KINDS[match.error.kind])
 
 
@@ -215,7 +217,8 @@ def _first(
 def _rank(lines: list[str], number: int) -> str:
     """Whose line it is, if its prefix says so, or torchrun's summary some lines above, or srun."""
     line = _without_colours(lines[number][:400])
-    if found := RANK_OF_LINE.search(line[: re.match(PREFIX, line, re.ASCII).end()]):
+    prefix = re.match(PREFIX, line, re.ASCII)
+    if found := prefix and RANK_OF_LINE.search(prefix[0]):
         return f"rank {found[1] or found[2]}"
     for above in lines[number : max(0, number - 4) : -1]:
         if found := RANK_OF_FAILURE.search(above[:400]):
@@ -341,9 +344,9 @@ def _around(line: str, place: int, most: int = 240) -> str:
 
 def rules() -> dict:
     """All that the paste box needs to find what `find` finds, for JSON."""
-    told = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES, "colour": COLOUR}
-    told |= {"prefix": PREFIX, "environment": ENVIRONMENT, **page("other_programs")}
-    told |= {"signs": LOGS["signs"], "harmless": LOGS["harmless"]}
+    told: dict[str, Any] = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES}
+    told |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT}
+    told |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
     told["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": _patterns(e.id)}
         for e in catalogue().values()
@@ -412,8 +415,8 @@ def _this_case_first(fix: str, log: str) -> str:
     squeezed = "".join(_squeeze(log))
 
     def quotes_the_log(case: str) -> bool:
-        head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)[0]
-        for part in re.findall(r"(?:`[^`]*`|[^`,])+", head):
+        head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)
+        for part in re.findall(r"(?:`[^`]*`|[^`,])+", head[0] if head else ""):
             quoted = [q for q in re.findall("`([^`]{4,})`", part) if re.search("[A-Za-z]", q)]
             if quoted and all("".join(_squeeze(words)) in squeezed for words in quoted):
                 return True

@@ -10,8 +10,9 @@ import pickle
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torchclinic import UserError, errors, logs, printable
 
@@ -21,14 +22,15 @@ KNOWN = errors.page("flight_recorder")
 class _Texts(dict):
     """A dump's keys are texts: others can be chosen so that to hash them takes for ever."""
 
-    def __setitem__(self, key: object, value: object) -> None:
+    def __setitem__(self, key: Any, value: object) -> None:
         super().__setitem__(sys.intern(key), value)  # a TypeError if it is no text
 
 
 class _Data(pickle._Unpickler):
     """An unpickler that knows no step which imports or calls: all it can make is plain data."""
 
-    dispatch: ClassVar = {
+    append: Callable[[Any], None]  # of its stack
+    dispatch: ClassVar[dict[int, Callable]] = {
         code: pickle._Unpickler.dispatch[code]
         for code in (getattr(pickle, step)[0] for step in KNOWN["steps"])
     }
@@ -103,12 +105,12 @@ def _load(name: str, content: bytes) -> dict:
     return dump
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
     """A text that may be printed; a TypeError if `value` is none: a dump may hold anything."""
     return printable(sys.intern(value))
 
 
-def _number(value: object) -> float:
+def _number(value: Any) -> float:
     """A number with which one can reckon; a TypeError if `value` is none."""
     if type(value) not in (int, float) or not abs(value) < 2**63:
         raise TypeError
@@ -199,7 +201,7 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
         for kind, key in (("skipped", "op"), ("size", "size")):
             usual = Counter(call[key] for call in here.values() if call).most_common(1)[0][0]
             first = next(call for call in here.values() if call and call[key] == usual)
-            if odd := [rank for rank in here if not here[rank] or here[rank][key] != usual]:
+            if odd := [r for r, call in here.items() if not call or call[key] != usual]:
                 pairs = [tuple(made.get(n, {}).get("op") for n in (number, number + 1))
                          for made in ranks.values()]  # fmt: skip
                 if kind == "skipped" and set(pairs) == {pairs[0], pairs[0][::-1]} and all(pairs[0]):
@@ -212,7 +214,7 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
 def _lines(said: dict[int, str]) -> list[str]:
     """``rank 1: ...`` for each rank, and a single line for those of which the same is said."""
     alike = {text: [rank for rank in sorted(said) if said[rank] == text] for text in said.values()}
-    return [f"{_ranks(alike[text])}: {text}" for text in sorted(alike, key=alike.get)]
+    return [f"{_ranks(alike[text])}: {text}" for text in sorted(alike, key=alike.__getitem__)]
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -232,6 +234,6 @@ def explain(found: list[dict], absent: list[int]) -> str:
     """What `compare` has found, for a terminal, and what the clinic says of the first."""
     told = [KNOWN["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
     told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
-    if entry := errors.catalogue().get(found[0].get("entry")):
+    if entry := errors.catalogue().get(found[0].get("entry", "")):
         told += [errors._filled("Do:", entry.fix), f"More: torchclinic explain {entry.id}"]
     return "\n\n".join(told)

@@ -32,7 +32,7 @@ def places(dump: str, *, hide: str) -> list[str]:
     """
     # It writes letters beyond ASCII as \xf3, \u30e2 or \U0001f600.
     escaped = r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))"
-    dump = re.sub(escaped, lambda found: chr(int(found[found.lastindex], 16)), dump)
+    dump = re.sub(escaped, lambda found: chr(int(found[1] or found[2] or found[3], 16)), dump)
     # One stack a thread, the newest thread first: the last stack is the main thread's.
     stacks = re.split("(?i)thread 0x", dump)
     frames = [re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack) for stack in stacks]

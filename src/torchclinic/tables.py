@@ -9,7 +9,7 @@ class Table:
 
     Parameters
     ----------
-    header : sequence of str
+    header : sequence
         Column titles.
     rows : iterable of sequences
         One value a column; numbers are set flush right. Format them before they come here.
@@ -28,7 +28,7 @@ class Table:
     view.pt  4001343
     """
 
-    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def __init__(self, header: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
         self.header = [str(title) for title in header]
         self.rows = [[str(cell) for cell in row] for row in rows]
         for row in self.rows:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from types import FrameType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -223,10 +224,10 @@ class _DeviceWatch(TorchFunctionMode):
         after = module.register_forward_hook(leave, always_call=True)
         return [module.register_forward_pre_hook(enter), after]
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         try:
-            return function(*args, **kwargs)
+            return func(*args, **kwargs)
         except Exception as error:
             tensors = {}
             for label, value in [*enumerate(args), *kwargs.items()]:
@@ -234,7 +235,7 @@ class _DeviceWatch(TorchFunctionMode):
                     tensors[self.names.get(id(tensor), name)] = tensor.device
             if len(set(tensors.values())) > 1:
                 path, module = self.modules[-1]
-                operation = getattr(function, "__name__", str(function)).strip("_")
+                operation = getattr(func, "__name__", str(func)).strip("_")
                 self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))
             raise
 
@@ -251,9 +252,9 @@ class _MetaCheck(TorchDispatchMode):
     MIXING = ("index", "index_put", "index_put_", "_unsafe_index", "copy", "copy_", "_ctc_loss",
               "_pack_padded_sequence")  # fmt: skip
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func, types, args: tuple[Any, ...] = (), kwargs=None):
         kwargs = kwargs or {}
-        name = getattr(function, "overloadpacket", function).__name__
+        name = getattr(func, "overloadpacket", func).__name__
         tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
         if name == "copy_" and args[0].is_cpu and args[1].is_meta:
             return args[0]  # allowed between GPU and CPU; meta has no numbers to copy
@@ -267,7 +268,7 @@ class _MetaCheck(TorchDispatchMode):
                     "Expected all tensors to be on the same device, but found at least two "
                     f"devices, {' and '.join(devices)}!"
                 )
-        return function(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 # --- who holds the memory? ----------------------------------------------------------------------
@@ -326,7 +327,7 @@ def held_tensors(most: int = 10, like: str = "") -> list[Held]:
     for top in sys._current_frames().values():
         frames += [frame for frame in _callers(top) if frame not in own]
     held = []
-    for kind in sorted(groups, key=size.get, reverse=True)[:most]:
+    for kind in sorted(groups, key=size.__getitem__, reverse=True)[:most]:
         tensors = groups[kind]
         held.append(Held(len(tensors), size[kind], kind, _holder(tensors, frames)))
     return held

@@ -215,6 +215,7 @@ def _make_way(path: Path) -> None:
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
+    # pyrefly: ignore[missing-attribute] - torch adds it to the module when it runs
     with open(path, "wb") as file, config.patch("save.compute_crc32", True):
         torch.save(checkpoint, file)
     try:
@@ -420,11 +421,11 @@ def _message(name: str, checkpoint: Mapping[str, Any], world_size: int) -> str:
 
 def _rng_state() -> dict[str, Any]:
     """The states of this process's random generators, as plain values and tensors."""
-    name, keys, *position = np.random.get_state()  # noqa: NPY002 - that of np.random.rand
-    state = {
+    numpy: Any = np.random.get_state()  # noqa: NPY002 - that of np.random.rand
+    state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (name, keys.tolist(), *position),  # weights_only would refuse an array
+        "numpy": (numpy[0], numpy[1].tolist(), *numpy[2:]),  # weights_only would refuse an array
     }
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -485,7 +486,7 @@ def _on_first_rank(work: Callable[[], Any], rank: int, world_size: int) -> Any:
     """
     if world_size == 1:
         return work()
-    outcome = [None, None]  # result and failure
+    outcome: list[Any] = [None, None]  # result and failure
     if rank == 0:
         try:
             outcome[0] = work()

@@ -57,7 +57,7 @@ class ImageData:
         )
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Channels, height and width of one image."""
         return tuple(self.train_images.shape[1:])
 
@@ -344,11 +344,12 @@ class _ShuffledSampler(DistributedSampler):
 def _sampler(
     split: str, dataset: Dataset, seed: int, rank: int, world_size: int
 ) -> _ShuffledSampler | range:
-    if len(dataset) == 0:
+    count = len(dataset)  # pyrefly: ignore[bad-argument-type] - a map-style one has a length
+    if count == 0:
         raise ValueError(f"The {split} split is empty: there is nothing to train on or evaluate.")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}, world_size={world_size}: ranks are 0 to world_size - 1.")
     if split == "train":
         return _ShuffledSampler(dataset, world_size, rank, seed)
     # DistributedSampler would repeat images to give each rank as many, and count them twice.
-    return range(rank, len(dataset), world_size)
+    return range(rank, count, world_size)

@@ -1,6 +1,9 @@
 """The i-th GPU, all of them, the device that a person has named, or GPUs that are not there."""
 
+from functools import cache
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchclinic.machine import why_no_cuda
 
@@ -59,7 +62,7 @@ def named_device(name: str | torch.device) -> torch.device:
     )
 
 
-def simulated_gpus() -> torch.utils._python_dispatch.TorchDispatchMode:
+def simulated_gpus() -> TorchDispatchMode:
     """Inside it, tensors have no data and can be on any GPU, also on one that is not here.
 
     PyTorch's private ``FakeTensorMode``: use it to learn, not in your programs.
@@ -67,5 +70,5 @@ def simulated_gpus() -> torch.utils._python_dispatch.TorchDispatchMode:
     from torch._subclasses import fake_tensor
 
     # Where there is a GPU, torch would make a tensor on the real one of that number, too.
-    fake_tensor.init_gpu_context = lambda device: None
+    fake_tensor.init_gpu_context = cache(lambda device: None)
     return fake_tensor.FakeTensorMode()

@@ -7,6 +7,7 @@ allocate, choose algorithms, compile), and what comes out is several runs, not o
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 RECORDING = "TORCHLADDER_RECORDING"  # set where the outputs that readers see are made
 
 
-def when_recorded(claim: bool) -> bool:
+def when_recorded(claim: object) -> bool:
     """`claim`, where a page's outputs are recorded; elsewhere True, since another machine decides.
 
     ``make refresh`` records, and runs a cell again whose claim a busy machine has spoiled.
@@ -185,8 +186,10 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     status = Path("/proc/self/status")
-    if status.exists():  # not getrusage: on Linux a child starts with its parent's peak
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
+    # Not getrusage, if it can be: on Linux a child starts with its parent's peak.
+    if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
+        return int(found[1]) * 1024
     import resource  # which Windows lacks
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -124,13 +124,14 @@ def show(fig: Figure, alt: str) -> Svg:
     # Several figures share one page: no style sheet of their own, no ids but those referred to.
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[a-z]+[\w.]*_\d+"', "", svg)
-    width = float(re.search(r'width="([\d.]+)pt"', svg)[1]) / 72
     # matplotlib leaves out what is black, SVG's default; here the default is the page's ink.
     svg = svg.replace("stroke: #000000", "stroke: currentColor")
-    style = (
-        f"max-width: {_PIXELS_AN_INCH * width:.0f}px; width: 100%; height: auto; fill: currentColor"
-    )
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="{style}"', svg, count=1)
+
+    def style(size: re.Match) -> str:
+        width = _PIXELS_AN_INCH * float(size[1]) / 72
+        return f'style="max-width: {width:.0f}px; width: 100%; height: auto; fill: currentColor"'
+
+    svg = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', style, svg, count=1)
     return Svg(svg.strip(), alt)
 
 

@@ -1,6 +1,7 @@
 """What a rank asks of the others: its collectives, counted by kind and in bytes."""
 
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,10 +48,10 @@ class Traffic(TorchDispatchMode):
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.names = {mesh.get_group(name).group_name: name for name in mesh.mesh_dim_names}
+        self.names = {mesh.get_group(name).group_name: name for name in mesh.mesh_dim_names or ()}
         self.calls, self.bytes = Counter(), Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func, types, args: tuple[Any, ...] = (), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again, as what each rank computes and sends
         out, name = func(*args, **kwargs or {}), func.name()

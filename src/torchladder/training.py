@@ -137,19 +137,21 @@ def train(
     """
     device = get_device(rung)
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
-    settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
-    settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
     _check_settings(model, epochs, rung, precision)
     _check_folder(checkpoint_dir, checkpoint_every)
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
-    options = {"batch_size": batch_size, "seed": seed, "workers": workers, "rank": rank}
-    options |= {"world_size": world_size, "pin_memory": device.type == "cuda"}
-    batches = [dataloader(data, split, **options) for split in ("train", "test")]
-    if batch_size > (images := len(batches[0].dataset)):
+    options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "workers": workers}
+    options |= {"rank": rank, "world_size": world_size, "pin_memory": device.type == "cuda"}
+    batches = dataloader(data, "train", **options)
+    test_batches = dataloader(data, "test", **options)
+    images = len(batches.dataset)  # pyrefly: ignore[bad-argument-type] - it is map-style
+    if batch_size > images:
         raise ValueError(f"batch_size={batch_size}: there are {images:,} training images.")
+    settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
+    settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
     wrapped = parallelize(model.to(device), rung)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
-    steps = epochs * len(batches[0])
+    steps = epochs * len(batches)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     state = TrainState(model, wrapped, optimizer, schedule, precision, rank, world_size, settings)
     state.folder = checkpoint_dir
@@ -158,9 +160,9 @@ def train(
             no_dist = world_size == 1
             lock.enter_context(checkpoint.only_run_in(checkpoint_dir, no_dist=no_dist))
             if world_size > 2:
-                _order_buckets(state, batches[0])
+                _order_buckets(state, batches, checkpoint_dir)
         state.resume()
-        _train_epochs(state, *batches, checkpoint_every, on_step)
+        _train_epochs(state, batches, test_batches, checkpoint_every, on_step)
     return state.history
 
 
@@ -279,11 +281,12 @@ def _train_epochs(
     epochs, steps = state.settings["epochs"], len(train_batches)
     across_ranks = state.world_size > 1
     how = {"precision": state.precision, "across_ranks": across_ranks}
-    bar = {"unit": "batch", "delay": 2} if state.rank == 0 else {"disable": True}
-    with tqdm(desc="training", total=epochs * steps, initial=state.step, **bar) as bar:
+    shown: dict[str, Any] = {"unit": "batch", "delay": 2} if state.rank == 0 else {"disable": True}
+    loader: Any = train_batches  # of `dataloader`: it has a batch size, and begins where it is told
+    with tqdm(desc="training", total=epochs * steps, initial=state.step, **shown) as bar:
         for epoch in range(state.epoch, epochs):
-            done = state.batch * train_batches.batch_size  # of this epoch, before a break
-            train_batches.sampler.set_epoch(epoch, start=done)
+            done = state.batch * loader.batch_size  # of this epoch, before a break
+            loader.sampler.set_epoch(epoch, start=done)
             reset_peak_memory(state.device)
             start = perf_counter()
             state.wrapped.train()
@@ -309,14 +312,14 @@ def _train_epochs(
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
 
 
-def _order_buckets(state: TrainState, batches: DataLoader) -> None:
+def _order_buckets(state: TrainState, batches: DataLoader, folder: str | os.PathLike) -> None:
     """Have DDP sum gradients in the order of an unbroken run's later steps, if one is to go on.
 
     Once a first backward pass has shown in which order the gradients come, DDP puts them into other
     buckets. With three ranks or more, the order in which a number is summed depends on its place in
     the bucket. What the two passes change is loaded from the checkpoint afterwards.
     """
-    is_resumed = torch.tensor(bool(checkpoint.files_in(state.folder)), device=state.device)
+    is_resumed = torch.tensor(bool(checkpoint.files_in(folder)), device=state.device)
     dist.all_reduce(is_resumed, dist.ReduceOp.MAX)  # also if a slow disk shows it to some alone
     if is_resumed:
         samples = DataLoader(batches.dataset, batches.batch_size, collate_fn=batches.collate_fn)
@@ -477,6 +480,7 @@ def _described(data: ImageData | Sequence[Dataset]) -> str:
     """One line that tells these data from others, the same in every process."""
     if isinstance(data, ImageData):
         return str(data)
+    # pyrefly: ignore[bad-argument-type] - a map-style one has a length
     return " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
 
 

@@ -190,6 +190,7 @@ def _write_torch(values: Mapping[str, Any], path: Path) -> None:
     for names in weights.ties({key: values[key] for key in weights.oversized(values)}):
         written |= dict.fromkeys(names, values[names[0]].clone())
     # torch's own writer takes small steps: with large ones the whole takes half the time.
+    # pyrefly: ignore[missing-attribute] - torch adds it to the module when it runs
     with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
         torch.save(written, file)
 

@@ -126,7 +126,8 @@ class Match:
     names: dict[str, str]  # from the model's keys to the file's, where the shapes agree too
     missing_keys: list[str]  # keys of the model that the file lacks
     unexpected_keys: list[str]  # keys of the file that the model lacks
-    mismatched_shapes: dict[str, tuple[tuple, tuple]]  # the file's and the model's, by its key
+    # The file's (None of what is no tensor) and the model's, by its key.
+    mismatched_shapes: dict[str, tuple[tuple | None, tuple | None]]
 
     def problems(self) -> list[str]:
         """A phrase for each kind of trouble, with the first keys by name."""

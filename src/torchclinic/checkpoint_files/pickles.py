@@ -8,7 +8,7 @@ wherever anything else would be imported, called or built. It imports nothing th
 import math
 import pickle
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +36,7 @@ class StandIn(dict):
     def __repr__(self) -> str:
         return f"<{self.name}>"
 
-    __hash__ = object.__hash__  # it may be a key
+    __hash__: Any = object.__hash__  # it may be a key
     __eq__ = object.__eq__
 
     def append(self, *items: Any) -> None:
@@ -93,11 +93,11 @@ def walk(tree: Any) -> Iterator[tuple[str, Any]]:
         yield name.removeprefix("."), value
         if isinstance(value, BRANCHES) and id(value) not in opened:
             opened.add(id(value))  # a file may hold a list that holds itself
-            inside = enumerate(value)
+            inside: Iterable[tuple[Any, Any]] = enumerate(value)
             if isinstance(value, dict):  # its keys may be stand-ins
                 inside = [*value.items(), *inside]
             if isinstance(value, StandIn):
-                inside += [("state", value.state), ("args", value.args)]
+                inside = [*inside, ("state", value.state), ("args", value.args)]
             found = [(k, v) for k, v in inside if isinstance(v, (*BRANCHES, torch.Tensor))]
             waiting += [(f"{name[:200]}.{str(k)[:200]}", v) for k, v in reversed(found)]
 
@@ -168,8 +168,12 @@ class _InertUnpickler(pickle._Unpickler):
     """
 
     notes: InertPickle
-    made = 0
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    made = 0.0
+    stack: list[Any]  # this and the next three are the base's own
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list]
+    load_binbytes8: Callable[[], None]
+    dispatch: ClassVar[dict[int, Callable]] = dict(pickle._Unpickler.dispatch)
     del dispatch[pickle.DICT[0]]  # protocol 0's, in whose files PyTorch finds no tensor
 
     def __init__(self, file: Any, **options: Any) -> None:

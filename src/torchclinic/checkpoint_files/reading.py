@@ -112,7 +112,7 @@ class Checkpoint:
 
 def _crc32(tensor: Tensor) -> int:
     storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return zlib.crc32(storage.numpy())
+    return zlib.crc32(storage.numpy().data)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -198,11 +198,12 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
     is_packed |= len({info.filename.lower() for info in infos}) < len(infos)  # as PyTorch compares
     is_packed |= not _ends_once(archive.fp)
+    reader, records = None, []
     if not is_packed:  # By torch's own reader: torch.load would hand TorchScript to torch.jit.load.
         with named_in_utf8(path) as name:
             reader = torch._C.PyTorchFileReader(name)
             records = reader.get_all_records()
-    if is_packed or "constants.pkl" in records:
+    if not reader or "constants.pkl" in records:
         raise CheckpointError(
             f"{path}: its entries are compressed, overlap, or may be listed twice, or it is a "
             "TorchScript archive, which is a program. Unpack it and pack it with `zip -0 -r`; or, "

@@ -72,9 +72,9 @@ def some(names: Iterable[object], count: int = 4, between: str = ", ") -> str:
     >>> some("abcdef")
     'a, b, c, d, and 2 more'
     """
-    names = [str(name) for name in names]
-    more = [f"and {len(names) - count:,} more"] if len(names) > count else []
-    return between.join(names[:count] + more)
+    texts = [str(name) for name in names]
+    more = [f"and {len(texts) - count:,} more"] if len(texts) > count else []
+    return between.join(texts[:count] + more)
 
 
 def ends(rows: list[str], indent: str = "") -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys()
 
 
-def is_model(value: Any) -> bool:
+def is_model(value: Any) -> TypeGuard[StandIn]:
     """Whether a stand-in is of a whole pickled module."""
     state = value.state if isinstance(value, StandIn) else None
     return isinstance(state, dict) and all(isinstance(state.get(p), dict) for p in MODULE_PARTS)
@@ -147,7 +147,7 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
 
 def ties(values: Mapping[str, Any]) -> list[list[str]]:
     """The keys of each tensor; those that show the same numbers in the same way are one."""
-    names: dict[tuple, list[str]] = {}
+    names: dict[object, list[str]] = {}
     for key, value in values.items():
         if isinstance(value, Tensor):
             view = value.storage_offset(), value.shape, value.stride(), value.dtype

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Number
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -189,12 +189,13 @@ def _holds(thing: object, number: int) -> bool:
 
 def _what_is_wrong(error: LaunchError | TimeoutError, ranks: int) -> str:
     text = str(error)
-    if getattr(error, "kind", None) == "Wrong":
-        sentence = re.search(r"failed with \S*Wrong: (.*)", text)[1]
-        return f"rank {error.rank} of {ranks}: {sentence}" if ranks > 1 else sentence
-    if PEER_IS_GONE.search(text):
-        said = "waited for a rank that had returned: do all make the same calls, in the same order?"
-        return f"rank {error.rank} of {ranks} {said}"
+    if isinstance(error, LaunchError):
+        whose = f"rank {error.rank} of {ranks}"
+        if error.kind == "Wrong" and (found := re.search(r"failed with \S*Wrong: (.*)", text)):
+            return f"{whose}: {found[1]}" if ranks > 1 else found[1]
+        if PEER_IS_GONE.search(text):
+            said = "waited for a rank that had returned: do all make the same calls, in the same "
+            return f"{whose} {said}order?"
     text = re.sub(r"^rank 0 of 1 ", "", text)
     return "\n".join([text, *getattr(error, "__notes__", [])])
 
@@ -205,9 +206,9 @@ def _same(got: object, right: object) -> bool:
     if isinstance(right, dict):
         known = isinstance(got, dict) and got.keys() == right.keys()
         return known and all(_same(got[key], right[key]) for key in right)
-    if isinstance(right, Number) and isinstance(got, torch.Tensor) and got.numel() == 1:
+    if isinstance(right, Real) and isinstance(got, torch.Tensor) and got.numel() == 1:
         got = got.item()
-    if isinstance(right, Number) and isinstance(got, Number):
+    if isinstance(right, Real) and isinstance(got, Real):
         return math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-6)
     if isinstance(right, torch.Tensor):
         if not isinstance(got, torch.Tensor) or _kind(got) != _kind(right):

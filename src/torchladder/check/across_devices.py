@@ -36,12 +36,12 @@ class _NoTensors(TorchFunctionMode):
         super().__init__()
         self.calls = []
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if "device" in kwargs:
-            self.calls.append(function.__name__)
+            self.calls.append(func.__name__)
             kwargs["device"] = "meta"
-        return function(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 @exercise("03", minutes=15, hint="torch.device() takes any GPU's name. How many are there?")
@@ -221,14 +221,14 @@ def train(train) -> None:
     kept = copy.deepcopy(batches)
     net = nn.Linear(2, 2)
     model, losses = copy.deepcopy(net), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in batches:
         of_each = -model(x - 0.5).log_softmax(1)[range(len(y)), y]
         losses.append(((1.0 + 2 * y) * of_each).sum() / (1.0 + 2 * y).sum())
         losses[-1].backward()
-        for parameter in model.parameters():
-            parameter.data -= 0.1 * parameter.grad
-        model.zero_grad()
-    sum_of_all = sum(losses).item()
+        optimizer.step()
+        optimizer.zero_grad()
+    sum_of_all = torch.stack(losses).sum().item()
     mistakes = {
         "is the sum of all batches' losses": sum_of_all,
         "is the last batch's": losses[-1].item(),

@@ -22,7 +22,7 @@ def in_batches(in_batches) -> None:
     sizes = []
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    mean = model[1].running_mean.fill_(0.5)
+    mean = model.get_buffer("1.running_mean").fill_(0.5)
     tokens = nn.Sequential(nn.Embedding(9, 2), nn.Dropout())
     tokens.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     numbers = [(model, torch.randn(count, 3)) for count in (13, 4, 1, 0)]
@@ -116,9 +116,9 @@ def attend(attend) -> None:
             end = begin + n
             for text, cache in zip(texts, caches, strict=True):
                 q, k, v = text[..., begin:end, :]
-                keys, values = text[1:, ..., :end, :]
+                queries, keys, values = text[..., :end, :]
                 found = attend(q, k, v, cache)
-                right = attention(*text[..., :end, :], is_causal=True)[..., begin:, :]
+                right = attention(queries, keys, values, is_causal=True)[..., begin:, :]
                 first_alone = "sees the text's first tokens alone: is_causal counts from token 0"
                 mistakes = {
                     "sees tokens that come after it": attention(q, keys, values),
@@ -238,7 +238,7 @@ def commands(commands) -> None:
 )
 def get_data(get_data) -> None:
     rank = dist.get_rank()
-    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    folder = [tempfile.mkdtemp() if rank == 0 else ""]
     dist.broadcast_object_list(folder)
 
     def download(disk):

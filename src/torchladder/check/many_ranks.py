@@ -152,8 +152,8 @@ def broadcast_model(broadcast_model) -> None:
         net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
         net[2].weight = net[0].weight  # tied
         net[2].bias.requires_grad_(False)
-        net[1].running_mean.fill_(seed)
-        net[1].num_batches_tracked.fill_(seed + 2**40 + 1)
+        net.get_buffer("1.running_mean").fill_(seed)
+        net.get_buffer("1.num_batches_tracked").fill_(seed + 2**40 + 1)
         net[1].register_buffer("mask", torch.tensor([seed > 0, True]), persistent=False)
         net.append(nn.Linear(2, 1, dtype=torch.bfloat16))
         return net
@@ -217,9 +217,9 @@ def ring_all_reduce(ring_all_reduce) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sent, send = [], dist.ProcessGroup.send  # dist.send and isend call it
 
-    def counted(group, tensors, *args):
+    def counted(self, tensors, dstRank, tag):
         sent.append(tensors[0].numel())
-        return send(group, tensors, *args)
+        return send(self, tensors, dstRank, tag)
 
     dist.ProcessGroup.send = counted
     for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather"):

@@ -26,9 +26,10 @@ def train_step(train_step) -> None:
         net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         net.load_state_dict(start)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-        net[0].weight.grad = torch.ones(8, 4)  # left over from before
+        net.get_parameter("0.weight").grad = torch.ones(8, 4)  # left over from before
         losses = [step(net, optimizer, *batch) for batch in batches]
-        return net[0].weight.detach(), losses, net[2].bias.detach()
+        weight, bias = net.get_parameter("0.weight"), net.get_parameter("2.bias")
+        return weight.detach(), losses, bias.detach()
 
     def by_hand(net, optimizer, images, labels, empty=True, before=lambda logits: logits):
         if empty:

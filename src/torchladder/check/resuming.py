@@ -18,7 +18,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from torchladder.check import Wrong, exercise, expect, on_ranks
 
 
-def _net(*names: str) -> nn.Module:
+def _net(*names: str) -> nn.ModuleDict:
     return nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
 
 
@@ -29,7 +29,7 @@ def load_any_rung(load_any_rung) -> None:
     plain = nn.ModuleDict({"a": _net("fc", "head")})
     own_child = nn.ModuleDict({"module": nn.ModuleDict({"a": _net("fc")})})
     with_buffers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with_buffers[1].running_mean.fill_(3)
+    with_buffers.get_buffer("1.running_mean").fill_(3)
     files = [  # a net, what its keys begin with, and what they begin with in the file
         (plain, "", "module."), (plain, "", "_orig_mod.module."), (plain, "a.", "a._orig_mod."),
         (own_child, "", ""), (own_child, "", "module."), (_net("module", "fc"), "", ""),
@@ -71,7 +71,7 @@ def load_any_rung(load_any_rung) -> None:
 def optimizer_state_for(optimizer_state_for) -> None:
     old, new = _net("a", "b", "c", "unused"), _net("b")
     old["norm"], new["norm"] = nn.BatchNorm1d(2), nn.BatchNorm1d(2)  # buffers have no state
-    new.update(_net("c", "unused", "a"))
+    new.update(dict(_net("c", "unused", "a").named_children()))
     optimizer = torch.optim.Adam(old.parameters(), lr=0.125, betas=(0.5, 0.9))
     for i, (name, parameter) in enumerate(old.named_parameters()):
         parameter.grad = None if "unused" in name else torch.full_like(parameter, i + 1.0)
@@ -250,7 +250,7 @@ def pack_and_unpack(pack, unpack) -> None:
     again = _Run(1)
     unpack(again, torch.load(file))
     if not all(torch.equal(weights[key], value) for key, value in again.model.state_dict().items()):
-        late = torch.equal(run.model[0].weight, again.model[0].weight)
+        late = torch.equal(run.model.state_dict()["0.weight"], again.model.state_dict()["0.weight"])
         raise Wrong("the weights are " + ("those of a later step" if late else "not those packed"))
     expect("how many steps are done", again.done, 5)
     expect("the order of this epoch", again.order, order, {"is empty": []})
