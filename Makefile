@@ -40,6 +40,7 @@ test: $(VENV)/tested  ## check the code, the outputs of every chapter, and the p
 lint: $(VENV)/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --min-severity warn
 
 _build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
 	rm -rf $(HTML) _build/.doctrees

@@ -117,9 +117,12 @@ class Match:
 
 
 class Shortened(str):
-    """What is kept of a log; `begins`: which line here, from 0, is which there, from 1."""
+    """What is kept of a log; `begins`: which line here, from 0, is which there, from 1; `cut`:
+    whether some was left out that tells of errors.
+    """
 
     begins: Sequence[tuple[int, int]] = ((0, 1),)
+    cut = False
 
 
 @cache
