@@ -56,7 +56,9 @@ ANSWERS = """([questions, kept]) => {
 
 @pytest.mark.parametrize(
     ("kept", "first", "in_three"),
-    [(ROWS, 0.97, 0.99), (OTHERS, 0.5, 0.69)],
+    # They are 0.99 and 1.00, held out 0.50 and 0.71. No section answers more than 8 of the 311: no
+    # single heading that somebody changes can cost what lies between.
+    [(ROWS, 0.96, 0.97), (OTHERS, 0.45, 0.65)],
     ids=["all", "held out"],
 )
 def test_what_people_ask_is_answered_first_and_often_if_it_is_not_in_the_list(
