@@ -3,9 +3,8 @@
 // words are in the page itself. A log stays in its field: it is neither sent nor kept, and no link
 // holds it.
 (() => {
-  const AT_ONCE = 20; // matches
   const BEFORE = 60, AROUND = 500; // letters around the words that matched
-  const SOON = 100_000, MOST = 50_000_000; // letters that are read at once; that are read at all
+  const MOST = 50_000_000; // letters that are read
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
   const SHORT = 200; // letters of what may be asked of the search, too
   const IN_SIGHT = 400; // pixels of an answer that are enough
@@ -34,7 +33,7 @@
 
   const [log, says, found] = [one("#log"), one("#log-says"), one("#found")];
   const part = make("p", "field-hint"); // what of a long text the field has
-  const size = (letters) => `${(letters / 1e6).toFixed(1)} MB`;
+  const size = (letters) => (letters < 1e6 ? `${Math.round(letters / 1e3)} kB` : `${(letters / 1e6).toFixed(1)} MB`);
   let answered = "";
 
   /** What the order of the answers rests on: the first error, then what may follow from it. */
@@ -104,14 +103,8 @@
   }
 
   function showFound({ matches, held, notice }) {
-    const list = make("ol", "matches");
-    const items = matches.map((match, place) => () => answer(match, held, reasons(match, place, matches)));
-    const show = () => {
-      list.append(...items.splice(0, AT_ONCE).map((item) => item()));
-      if (items.length) setTimeout(() => list.isConnected && show());
-    };
-    found.replaceChildren(list);
-    show();
+    const items = matches.map((match, place) => answer(match, held, reasons(match, place, matches)));
+    found.replaceChildren(make("ol", "matches", ...items));
     if (notice) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
@@ -149,10 +142,10 @@
     worker?.terminate();
     found.replaceChildren();
     part.textContent = before && phrase("part", { size: size(text.length) });
-    says.textContent = text.length > SOON ? phrase("reading", { size: size(text.length) }) : "";
+    says.textContent = text.length > FIELD_HOLDS ? phrase("reading", { size: size(text.length) }) : "";
     if (!text.trim() || DUMP.test(text.slice(0, START))) return void (says.textContent = text.trim() && phrase("dumps"));
     const inPage = () => clinic.read(text, quotes);
-    const told = text.length > SOON ? await readBeside(text).catch(inPage) : inPage();
+    const told = text.length > FIELD_HOLDS ? await readBeside(text).catch(inPage) : inPage();
     says.textContent = told.matches.length ? showFound(told) : showNone(text, told);
   }
 
@@ -168,12 +161,7 @@
   }
 
   const tooLong = (letters) => phrase("too-long", { size: size(letters), most: size(MOST) });
-
-  function refuse(why) {
-    const empty = put("");
-    says.textContent = why;
-    return empty;
-  }
+  const refuse = (why) => put("").then(() => { says.textContent = why; });
 
   function goToAnswer() {
     if (!found.hasChildNodes() || innerHeight - found.getBoundingClientRect().top > IN_SIGHT) return;

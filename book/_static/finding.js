@@ -149,15 +149,8 @@ const finding = (rules) => {
     const squeezed = squeeze(log), { text, fours } = squeezed;
     const found = find(log, squeezed);
     if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0 };
-    const lines = log.split("\n"), long = new Map();
-    const around = (number, at) => {
-      if (!long.has(number)) long.set(number, placed(lines[number - 1]));
-      return long.get(number)(at);
-    };
-    const show = ([number, { words, at }]) => {
-      const line = lines[number - 1];
-      return { line: number, ...shown(line.length > LONG ? around(number, at) : line, words) };
-    };
+    const lines = log.split("\n"), known = {};
+    const show = ([line, { words, at }]) => ({ line, ...shown((known[line] ??= partOf(lines[line - 1]))(at), words) });
     const has = (piece) => mayHold(fours, piece) && text.includes(piece);
     return {
       matches: found.map(({ words, ...match }) => ({ ...match, lines: [...words].slice(0, MOST_LINES).map(show) })),
@@ -166,8 +159,9 @@ const finding = (rules) => {
     };
   }
 
-  /** For a long line: what stands around its squeezed letter `at`. */
-  function placed(line) {
+  /** What of a line stands around its squeezed letter `at`, if the line is long; else all of it. */
+  function partOf(line) {
+    if (line.length <= LONG) return () => line;
     const ats = [], { plain } = squeeze(line, ats);
     return (at) => plain.slice(Math.max(0, ats[at] - BEFORE), ats[at]).split("\r").at(-1) +
       plain.slice(ats[at], ats[at] + AFTER).split("\r")[0];

@@ -260,9 +260,8 @@ def test_a_long_log_is_read_while_the_page_goes_on_and_the_field_has_its_end(vis
     value = page.locator("#log").input_value()
     assert len(value) <= 20_000
     assert log.endswith(value)
-    assert (
-        f"All of it is read, {len(log) / 1e6:.1f} MB" in page.locator(".clinic-field").inner_text()
-    )
+    size = f"{len(log) / 1e6:.1f} MB" if len(log) > 1e6 else f"{len(log) / 1e3:.0f} kB"
+    assert f"All of it is read, {size}." in page.locator(".clinic-field").inner_text()
 
 
 def test_what_stands_before_a_fields_text_goes_on_counting_until_all_is_replaced(visit):
@@ -273,7 +272,7 @@ def test_what_stands_before_a_fields_text_goes_on_counting_until_all_is_replaced
     match.wait_for()
     page.keyboard.type("y")
     page.wait_for_timeout(600)  # longer than the pause after which what was typed is read
-    assert match.count() == 1
+    match.wait_for()
     page.keyboard.insert_text(FILLER * 2_000)  # another log, after the first
     page.wait_for_function("document.querySelector('#log').value.length < 20000")
     match.wait_for()
