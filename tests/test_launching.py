@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -163,6 +164,51 @@ def test_a_megabyte_of_prints_blocks_nobody(capsys):
     assert len(capsys.readouterr().out) == 2_000_000 + len("\n[rank 1] \n")
 
 
+def test_of_prints_without_end_the_first_and_the_last_are_kept_and_the_rest_is_counted(
+    capsys, monkeypatch
+):
+    kept, end_all = [], launching._end
+
+    def end(ranks):
+        end_all(ranks)
+        kept.extend(len(r.printed) for r in ranks)
+
+    monkeypatch.setattr(launching, "KEPT", 4_000, raising=False)
+    monkeypatch.setattr(launching, "_end", end)
+
+    def print_lines():
+        for i in range(100_000):
+            print(f"line {i} é")
+
+    launch(print_lines, show="all", timeout=HANG)
+    whole = "".join(f"line {i} é\n" for i in range(100_000))
+    shown = capsys.readouterr().out
+    assert shown.startswith(whole), "rank 0's, live"
+    assert max(kept) <= 4_000
+    first, gap, last = re.split(r"\[rank 1\] \.\.\. (\d+) bytes .*\n", shown[len(whole) :])
+    first, last = (re.sub(r"(?m)^\[rank 1\] ", "", part).encode() for part in (first, last))
+    whole = whole.encode()
+    assert whole.startswith(first[:900])
+    assert whole.endswith(last[-900:])
+    assert abs(len(first) + int(gap) + len(last) - len(whole)) < 9, "but for letters cut in two"
+    launch(print_lines, world_size=1, show="none", timeout=HANG)
+    assert kept[-1] <= 4_000
+
+
+def test_a_rank_waits_when_it_prints_faster_than_can_be_shown_and_its_last_words_are_shown():
+    output, printing = mp.Pipe(duplex=False)
+    with output, printing:
+        r = launching._Rank("rank 0 of 1", 0, None, None, output, None, live=SimpleQueue())
+        os.write(printing.fileno(), b"last words")
+        for _ in range(100):
+            r.live.put("")
+        launching._read_prints(r)
+        assert r.live.qsize() == 100
+        r.alive = False
+        launching._read_prints(r)
+        assert [r.live.get() for _ in range(101)] == [""] * 100 + ["last words"]
+
+
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
@@ -185,6 +231,32 @@ def test_the_rank_that_raised_is_blamed_with_its_own_line_and_shows_its_prints(c
         assert (type(again), str(again)) == (LaunchError, message)
         assert (again.rank, again.kind) == (1, "ValueError")
     assert launch(dist.get_rank) == [0, 1]
+
+
+@pytest.mark.parametrize("leave", [lambda: time.sleep(10 * HANG), lambda: os._exit(3)])
+def test_what_a_failed_rank_does_at_exit_does_not_hide_its_failure(leave, capsys):
+    def work():
+        atexit.register(leave)
+        print("half a line", end="")
+        if dist.get_rank() == 1:
+            raise ValueError("the cause")
+        dist.barrier()
+
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 failed with ValueError: the cause"):
+        launch(work, timeout=30, show="none")
+    assert "[rank 1] half a line" in capsys.readouterr().out
+
+
+def test_failed_ranks_have_time_for_what_they_do_at_exit(capsys, monkeypatch):
+    monkeypatch.setattr(launching, "GRACE", HANG)
+
+    def fail():
+        atexit.register(lambda: time.sleep(1) or print("and goes"))
+        raise ValueError("the cause")
+
+    with pytest.raises(LaunchError, match="the cause"):
+        launch(fail, timeout=2 * HANG, show="none")
+    assert capsys.readouterr().out == "[rank 0] and goes\n[rank 1] and goes\n"
 
 
 def test_a_rank_out_of_memory_is_named_and_the_other_is_told_that_it_is_gone(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ from torchclinic.process_group import GROUP, PEER_IS_GONE
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
 UTF8 = codecs.getincrementaldecoder("utf-8")
 PACKAGE = os.path.dirname(__file__)  # what it calls is the reader's
-GRACE = 2.0  # seconds for the other ranks to say what happened to them, once one has failed
+GRACE = 2.0  # seconds for the ranks to say what happened to them, and to leave, once one has failed
+KEPT = 10_000_000  # bytes of what a rank prints: of more, about the first and the last quarter
 STARTING = threading.Lock()  # one launch at a time: see `_no_main_module`
 
 
@@ -96,9 +97,9 @@ def launch(
     When the function starts, the process group is up (see `join_group`), the cores are shared out
     among the ranks, and ``RANK``, ``WORLD_SIZE`` and the like are set as torchrun sets them.
     Tensors arrive, and come back, on the CPU. What the function registers with `atexit` runs before
-    its result is sent; then the rank is killed, with its process group. Whatever happens, Ctrl-C
-    included and however often, no rank is left, nor a process that one has started, unless in a
-    group of its own.
+    its result is sent, and has two seconds after a failure; then the rank is killed, with its
+    process group. Whatever happens, Ctrl-C included and however often, no rank is left, nor a
+    process that one has started, unless in a group of its own.
 
     Parameters
     ----------
@@ -111,7 +112,8 @@ def launch(
         Seconds after which all is ended with a `TimeoutError` that says where each rank was.
     show : {'rank0', 'all', 'none'}
         Whose prints to show: rank 0's as they come; with ``'all'`` then those of the other ranks,
-        in rank order. A failed rank's prints are always shown.
+        in rank order. A failed rank's prints are always shown. Of prints that are not shown as they
+        come, up to 10 MB of each rank are kept: of more, the middle is left out, and a line says so.
     backend : str, optional
         Default ``'nccl'`` if there is a GPU for each rank, else ``'gloo'``.
 
@@ -205,10 +207,11 @@ class _Rank:
     result: Connection
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
-    # Prints are read in pieces, and a piece may end within a character.
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
-    printed: list[str] = field(default_factory=list)
+    printed: bytearray = field(default_factory=bytearray)
+    left_out: int = 0  # bytes, after the first quarter of `KEPT`
     live: SimpleQueue | None = None  # of what is shown at once
+    # It is shown in pieces, and a piece may end within a character.
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     alive: bool = True  # as far as is known: see `_alive`
     received: bytearray = field(default_factory=bytearray)  # of its reply, the length first
     # What it returned, pickled until all have ended and then in a tuple; or why it did not.
@@ -217,6 +220,10 @@ class _Rank:
     @property
     def failed(self) -> bool:
         return isinstance(self.reply, LaunchError)
+
+    @property
+    def done(self) -> bool:  # a failure is sent before what is registered at exit runs
+        return not self.alive if self.failed else bool(self.reply)
 
     @property
     def pid(self) -> int:
@@ -262,9 +269,9 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
 def _follow(ranks: list[_Rank], timeout: float | None, stopped: Connection) -> None:
     """Read prints and replies until all ranks are done, time is up, or a failure has settled."""
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
-    while (left := deadline - time.monotonic()) > 0 and not all(r.reply for r in ranks):
+    while (left := deadline - time.monotonic()) > 0 and not all(r.done for r in ranks):
         sources = [c for r in ranks for c in (r.output, r.result) if not c.closed]
-        sources += [r.process.sentinel for r in ranks if not r.reply]
+        sources += [r.process.sentinel for r in ranks if not r.done]
         if stopped in wait([stopped, *sources], min(left, 1.0)):
             raise InterruptedError
         for r in ranks:
@@ -324,13 +331,15 @@ def _unpickle(ranks: list[_Rank]) -> LaunchError | None:
 def _read_prints(r: _Rank) -> None:
     if r.output.closed or not r.output.poll():
         return
+    if r.live and r.live.qsize() > 99 and r.alive:  # it prints faster than can be shown: it waits
+        return time.sleep(0.1)
     piece = os.read(r.output.fileno(), 2**20)  # a pipe holds 16 pages, of at most 64 kB
-    text = r.decoder.decode(piece)
-    r.printed.append(text)
+    r.printed += piece
+    if (before := len(r.printed)) > KEPT:
+        del r.printed[KEPT // 4 : -KEPT // 4]
+        r.left_out += before - len(r.printed)
     if r.live:
-        r.live.put(text)
-        if r.live.qsize() > 99:  # it prints faster than can be shown
-            time.sleep(0.1)
+        r.live.put(r.decoder.decode(piece))
     if not piece:
         r.output.close()
 
@@ -348,7 +357,7 @@ def _death(r: _Rank) -> str:
     if code == -signal.SIGABRT:
         # C++ ends a process that does not catch an exception, and prints the exception.
         pattern = r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?"
-        if last_words := re.findall(pattern, "".join(r.printed)):
+        if last_words := re.findall(pattern, r.printed.decode(errors="replace")):
             text += f": {last_words[-1].rpartition('what():')[2].strip()}"
             # Of the sender, gloo says nothing.
             blame = r"it was sent \1 bytes, not \2: its size is wrong, or the sender's. \g<0>"
@@ -428,7 +437,9 @@ def _end(ranks: list[_Rank]) -> None:
 def _print_the_others(ranks: list[_Rank], show: str) -> None:
     """What the ranks printed, of those that are asked for or failed and were not shown live."""
     for r in ranks:
-        text = "".join(r.printed).rstrip("\n")
+        gap = b"\n... %d bytes left out ...\n" % r.left_out if r.left_out else b""
+        kept = gap.join((r.printed[: KEPT // 4], r.printed[KEPT // 4 :]))
+        text = kept.decode(errors="replace").rstrip("\n")
         if text and not r.live and (show == "all" or r.failed):
             print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
 
@@ -536,7 +547,6 @@ def _run_rank(
         kind = type(error).__name__
         text = f"{name} failed with {describe(error, cells, hide=PACKAGE)}"
         reply = LaunchError(text, int(environment["RANK"]), kind)
-        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
@@ -544,6 +554,7 @@ def _run_rank(
     for rest in (memoryview(len(reply).to_bytes(8, "big")), memoryview(reply)):
         while rest:
             rest = rest[os.write(result.fileno(), rest) :]
+    atexit._run_exitfuncs()  # of a failure, which must not wait for them
     # With all that it has started, such as a data loader's workers. Not sys.exit, even without
     # them: gloo's threads may still run, and would abort the process (SIGABRT).
     os.killpg(0, signal.SIGKILL)
