@@ -280,11 +280,11 @@ def remove(folder):
 def hold(args):
     """Lock --out until this process ends, however it does; who has it, if another run does."""
     args.out.mkdir(parents=True, exist_ok=True)
-    args.lock = open(args.out / ".lock", "a+")  # closed, it would be let go
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    args.lock = os.fdopen(os.open(args.out / ".run.lock", flags, 0o666), "r+")  # closed, it is gone
     try:
         fcntl.flock(args.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        args.lock.seek(0)
         return args.lock.read(200) or "another run"
     except OSError:  # a file system without locks
         pass
@@ -299,7 +299,7 @@ def find_start(args):
     names = [*STAYS, "precision", "sequences"]
     now = {name: getattr(args, name) for name in names} | {"data": str(args.data.resolve())}
     file, new = args.out / "settings.json", args.out / "settings.new"
-    others = any(path.name != ".lock" for path in args.out.glob("*"))
+    others = any(path.name != ".run.lock" for path in args.out.glob("*"))
     if not file.exists() and (args.draw or others):
         return f"--out {args.out} holds no run of this program: name a new folder to begin one"
     if not args.draw and (holder := hold(args)):

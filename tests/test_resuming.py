@@ -337,7 +337,10 @@ def test_a_damaged_newest_file_is_named_left_alone_and_passed_over(tmp_path, cap
         assert re.search(rf"\({why}", said)
         trained(broken)
         damaged, resumed, renamed = capsys.readouterr().err.splitlines()
-        assert renamed == f"{newest.name} was no whole checkpoint: it is {newest.name}.aside-1 now"
+        assert (
+            renamed
+            == f"{newest.name} was no whole checkpoint of this run: it is {newest.name}.aside-1 now"
+        )
         left = r"and left as it is: trying the one before"
         assert re.fullmatch(rf"step_00000021.pt is damaged \(.+\) {left}", damaged)
         assert resumed == "resumed from step_00000018.pt in epoch 3, step 18"
@@ -414,6 +417,19 @@ def test_a_killed_runs_folder_is_free_though_its_workers_live(tmp_path):
         holder.stdout.close()
         os.kill(child, signal.SIGKILL)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_the_users_that_has_the_locks_name_is_left_alone(tmp_path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("precious")
+    (lock := tmp_path / LOCK).symlink_to(mine)
+    for make in (lambda: shutil.copy(mine, lock), lambda: os.mkfifo(lock), lock.mkdir):
+        refused = pytest.raises(OSError, match=r"no lock of a run; move it away.*\.run\.lock")
+        with refused, sole_use(tmp_path):
+            pass
+        assert mine.read_text() == "precious"
+        lock.unlink()
+        make()
 
 
 def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):

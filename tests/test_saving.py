@@ -171,25 +171,38 @@ def test_what_only_has_the_name_of_a_checkpoint_hinders_nothing_and_is_kept(tmp_
         checkpoint.save(tmp_path, linear(), step=step)
     (tmp_path / "step_00000030.pt").mkdir()
     (tmp_path / "step_00000031.pt").symlink_to("nowhere")
-    torch.save({"mine": 1}, tmp_path / "step_00000032.pt")
+    torch.save({"mine": 1, "number": 9}, tmp_path / "step_00000032.pt")
     (tmp_path / "step_00000033.pt").write_text("mine")
     (tmp_path / "best.pt").write_text("mine too")
+    os.mkfifo(tmp_path / "step_00000034.pt")
+    (tmp_path / f".step_00000001.pt.1234{LEFTOVER}").mkdir()
     assert checkpoint.load(tmp_path, linear())["step"] == 2
     said = capsys.readouterr().err
     assert "step_00000032.pt is of no training run and left as it is: trying the one bef" in said
     assert "step_00000033.pt is damaged" in said
-    for step in range(30, 34):
+    for step in range(30, 35):
         checkpoint.save(tmp_path, linear(), step=step, best=step == 33)
-    assert checkpoint.load(tmp_path, linear())["step"] == 33
-    assert "step_00000030.pt was no whole checkpoint: it is step_00000030.pt.aside-1 now" in (
-        capsys.readouterr().err
+    assert checkpoint.load(tmp_path, linear())["step"] == 34
+    assert (
+        "step_00000030.pt was no whole checkpoint of this run: it is step_00000030.pt.aside-1 now"
+        in (capsys.readouterr().err)
     )
     aside = {path.name: path for path in tmp_path.glob("*.aside-1")}
     assert aside["step_00000030.pt.aside-1"].is_dir()
     assert os.readlink(aside["step_00000031.pt.aside-1"]) == "nowhere"
-    assert torch.load(aside["step_00000032.pt.aside-1"]) == {"mine": 1}
+    assert torch.load(aside["step_00000032.pt.aside-1"]) == {"mine": 1, "number": 9}
     assert aside["step_00000033.pt.aside-1"].read_text() == "mine"
     assert aside["best.pt.aside-1"].read_text() == "mine too"
+
+
+def test_the_best_of_another_run_is_kept(tmp_path):
+    checkpoint.save(tmp_path, linear(), step=1, run={"lr": 0.1}, best=True)
+    (tmp_path / "step_00000001.pt").unlink()
+    for step in (1, 2):
+        checkpoint.save(tmp_path, linear(), step=step, run={"lr": 0.2}, best=True)
+    assert torch.load(tmp_path / "best.pt.aside-1")["run"] == {"lr": 0.1}
+    assert torch.load(tmp_path / "best.pt")["step"] == 2
+    assert len(os.listdir(tmp_path)) == 4
 
 
 def test_the_best_epoch_is_kept_beside_the_newest(tmp_path, monkeypatch):

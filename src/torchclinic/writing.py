@@ -15,7 +15,7 @@ with suppress(ImportError):  # Windows has none
     import fcntl
 
 LEFTOVER = ".torchclinic-tmp"  # how the name of a file that is being written ends
-LOCK = ".lock"  # the file that says which run is writing to its folder; rungs/gpt.py has it too
+LOCK = ".run.lock"  # the file that says which run is writing to its folder; rungs/gpt.py has it too
 
 
 @contextmanager
@@ -70,13 +70,15 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
 def sole_use(folder: str | os.PathLike) -> Iterator[None]:
     """Keep other runs from `folder` while the block runs, by a lock that dies with this process.
 
-    It is the system's (``flock``) on ``folder/.lock``, which names the holder. On Windows, and on
-    file systems without such locks, nobody is kept from anything.
+    It is the system's (``flock``) on ``folder/.run.lock``, which names the holder. On Windows, and
+    on file systems without such locks, nobody is kept from anything.
 
     Raises
     ------
     BlockingIOError
         If another run holds it: the message says which process on which host, and since when.
+    OSError
+        If a link, a pipe or a file of somebody's own has the lock's name.
     """
     path = Path(folder, LOCK)
     lock = _locked(path)
@@ -106,18 +108,24 @@ if hasattr(os, "register_at_fork"):
 
 
 def _locked(path: Path) -> IO[str]:
+    not_ours = OSError(errno.EEXIST, "it is no lock of a run; move it away", str(path))
     while True:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise not_ours
         lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - for writing, as NFS wants it
+        lock.seek(0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            lock.seek(0)
             what = f"another run is writing there ({lock.read(200) or 'it has just begun'})"
             lock.close()
             advice = "name another folder, or end that run first"
             raise BlockingIOError(error.errno, f"{what}: {advice}", str(path.parent)) from None
         except (NameError, OSError):  # Windows; a file system without locks
             pass
+        if lock.read(8) not in ("", "process "):
+            lock.close()
+            raise not_ours
         with suppress(FileNotFoundError):  # who had it removes it before letting go
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                 lock.truncate(0)

@@ -67,7 +67,7 @@ def save(
     All ranks of a process group call this together. Rank 0 writes while the others wait, and if
     it fails, it fails on all of them. A folder is for one run at a time (`only_run_in` sees to
     that): what killed saves left half-written in it is removed. What has the name of the file and
-    is no whole checkpoint is renamed, not replaced.
+    is no whole checkpoint of this `run` is renamed, not replaced.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def save(
 def only_run_in(folder: str | os.PathLike, *, no_dist: bool = False) -> Iterator[None]:
     """Keep other runs from saving to `folder` while the block runs; all ranks call this together.
 
-    Rank 0 holds a lock, ``folder/.lock``, which its death releases. A BlockingIOError, on every
+    Rank 0 holds a lock, ``folder/.run.lock``, which its death releases. A BlockingIOError, on every
     rank, names the process and the host that have it.
     """
     rank, world_size = _meet(f"checkpoint.only_run_in {folder}", no_dist)
@@ -155,11 +155,20 @@ def files_in(folder: str | os.PathLike) -> list[Path]:
 
 def _number_of(path: Path) -> float:
     """Which save of its folder a file was: a copy has another date. Infinity, if it was none."""
+    saved = _saved(path)
+    return saved["number"] if saved else math.inf
+
+
+def _saved(path: Path) -> dict[str, Any] | None:
+    """What `save` wrote to a file; None if it holds something else."""
     try:
+        if not path.is_file():  # to open a pipe would wait for ever
+            return None
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return int(saved["number"])
+        is_ours = saved.keys() >= set(_OWN_NAMES) and isinstance(saved["number"], int)
+        return saved if is_ours else None
     except Exception:  # a damaged file can make it raise anything; `load` says that it is damaged
-        return math.inf
+        return None
 
 
 def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, Any]) -> None:
@@ -188,14 +197,15 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         path.parent.mkdir(parents=True, exist_ok=True)
         for kind in ("step_*", "best"):  # not what `torchclinic fix` may be writing there
             for half_written in path.parent.glob(f".{kind}.pt.*{LEFTOVER}"):
-                half_written.unlink(missing_ok=True)
+                if half_written.is_file():
+                    half_written.unlink(missing_ok=True)
         numbers = {p: n for p in files_in(path.parent) if (n := _number_of(p)) < math.inf}
         checkpoint["number"] = 1 + max(numbers.values(), default=0)
         # Both are written before one takes its place, and the best is the first to do so: killed
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
-                _make_way(target)
+                _make_way(target, checkpoint["run"])
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
@@ -205,13 +215,15 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         old.unlink(missing_ok=True)
 
 
-def _make_way(path: Path) -> None:
-    """Rename what is there under a checkpoint's name, unless it is a whole one of a run."""
-    if os.path.lexists(path) and (_number_of(path) == math.inf or _why_damaged(path)):
+def _make_way(path: Path, run: dict[str, Any]) -> None:
+    """Rename what is there under a checkpoint's name, unless it is a whole one of this run."""
+    saved = _saved(path)
+    if os.path.lexists(path) and not (saved and saved["run"] == run and not _why_damaged(path)):
         names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         path.rename(aside)
-        print(f"{path.name} was no whole checkpoint: it is {aside.name} now", file=sys.stderr)
+        told = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
+        print(told, file=sys.stderr)
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
