@@ -66,6 +66,18 @@ class Boom:
         return open, (str(self.marker), "w")
 
 
+class Rebuilt:
+    """Pickled as a tensor of any dtype with any metadata, which need not be possible."""
+
+    def __init__(self, dtype, metadata=None, shape=(2,)):
+        self.dtype, self.metadata, self.shape = dtype, metadata, shape
+
+    def __reduce__(self):
+        numbers = torch.zeros(64, dtype=torch.uint8).untyped_storage()
+        about = 0, self.shape, torch.empty(self.shape).stride(), False, {}, self.dtype
+        return torch._utils._rebuild_tensor_v3, (numbers, *about, self.metadata)
+
+
 def net(kind=Net):
     torch.manual_seed(7)
     return kind()
@@ -469,6 +481,9 @@ for _name, _message, _make in [
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "on the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),
+    ("quantized_by_its_dtype", "dequantize()", lambda _: state() | {"extra": Rebuilt(torch.qint8)}),
+    ("quantized_and_negative", "dequantize()",
+     lambda _: state() | {"extra": Rebuilt(torch.quint4x2, {"neg": True})}),
     ("quantized_tensor", "dequantize()",
      lambda _: state() | {"extra": torch.quantize_per_tensor(torch.ones(3), 1, 0, torch.qint8)}),
 ]:  # fmt: skip
@@ -587,6 +602,26 @@ def items_set_in_a_tensor_without_end(folder):
     path = saved(folder, {"w": torch.zeros(1, 1).expand(2, 10**15)})
     # REDUCE makes the tensor; then get item 0 set
     return repacked(path, lambda _, data: data.replace(b"Rq", b"RK\0K\0sq"))
+
+
+for _name, _dtype, _metadata in [
+    ("conjugate_of_real_numbers", torch.float32, {"conj": True}),
+    ("negative_of_odd_numbers", torch.bits8, {"neg": True}),
+    ("metadata_that_is_no_truth", torch.float32, {"neg": 1}),
+    ("metadata_of_another_kind", torch.float32, {"pinned": True}),
+    ("metadata_that_is_no_dict", torch.float32, [("neg", True)]),
+]:
+    bad("a tensor with odd metadata", _name)(
+        lambda folder, of=(_dtype, _metadata): saved(folder, state() | {"extra": Rebuilt(*of)})
+    )
+
+
+@bad("do not begin where the processor")
+def complex_numbers_at_an_odd_place(folder):
+    path = saved(folder, state() | {"extra": Rebuilt(torch.complex128, {"conj": True})})
+    data = path.read_bytes()
+    path.unlink()
+    return repacked(written(folder, data), lambda _, data: data)
 
 
 @bad("a folder; name a checkpoint in it (a.pt, b.pt)")

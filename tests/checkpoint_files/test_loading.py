@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kinds_of_files import Counting, saved
+from kinds_of_files import Counting, Rebuilt, saved
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,3 +61,55 @@ def test_a_model_with_extra_state_loads_its_own_state_dict(tmp_path):
         model = Counting(0)
         load_into(model, source)
         assert model.seen == 7
+
+
+class Picky(Counting):
+    """A module that refuses a state after its parameters were copied."""
+
+    def set_extra_state(self, state):
+        super().set_extra_state(state)
+        if self.seen is None:
+            raise state["stop"]
+
+
+class Hooked(nn.Linear):
+    """A module whose own check comes after the copying."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.register_load_state_dict_post_hook(self.check)
+
+    def check(self, *_):
+        raise ValueError("not these")
+
+
+@pytest.mark.parametrize("dtype", ["uint4", "int3", "bits8", "float4_e2m1fn_x2"])
+def test_a_dtype_that_cannot_be_copied_changes_nothing(dtype, tmp_path):
+    bias = Rebuilt(getattr(torch, dtype), shape=(2,))
+    path = saved(tmp_path, {"weight": torch.ones(2, 2), "bias": bias})
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=rf"x\.pt: 'bias' .*{dtype}.*float32"):
+        load_into(model, path)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_module_that_refuses_its_state_leaves_the_model_as_it_was():
+    stops = {KeyError("a count"): CheckpointError, KeyboardInterrupt(): KeyboardInterrupt}
+    for stop, expected in stops.items():
+        model = nn.Sequential(nn.BatchNorm1d(2), Picky(7))
+        before = {key: value.clone() for key, value in model[0].state_dict().items()}
+        weight = model[1].weight.clone()
+        state = nn.Sequential(nn.BatchNorm1d(2), Counting(None)).state_dict()
+        state = {key: value + 3 if "extra" not in key else value for key, value in state.items()}
+        state["1._extra_state"]["stop"] = stop
+        with pytest.raises(expected):
+            load_into(model, state)
+        assert all(torch.equal(model[0].state_dict()[k], v) for k, v in before.items())
+        assert torch.equal(model[1].weight, weight)
+        assert model[1].seen == 7
+    model = Hooked()
+    weight = model.weight.clone()
+    with pytest.raises(CheckpointError, match="not these"):
+        load_into(model, nn.Linear(2, 1).state_dict())
+    assert torch.equal(model.weight, weight)

@@ -1,6 +1,8 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torchclinic.checkpoint_files.keys import COUNTER, Match, match
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, some
-from torchclinic.checkpoint_files.weights import choose, split
+from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, split
 from torchclinic.modules import unwrapped
 
 
@@ -82,7 +84,7 @@ def load_into(
         raise misfit(where, plain, found, "load_into(..., strict=False) loads what fits.")
     if checkpoint:
         checkpoint.verify((file_key, values[file_key]) for file_key in found.names.values())
-    plain.load_state_dict({k: values[old] for k, old in found.names.items()}, strict=False)
+    _load(where, {k: values[old] for k, old in found.names.items()}, plain, ours)
     done = Report(**vars(found))
     renamed = sum(k != old for k, old in found.names.items())
     done.text = lines(
@@ -93,6 +95,48 @@ def load_into(
         left_out=counted({COUNTER} & values.keys() - ours.keys()),
     )
     return done
+
+
+def _load(where: Any, values: dict[str, Any], model: nn.Module, ours: dict[str, Any]) -> None:
+    """``load_state_dict``, or leave the model, whose state dict is `ours`, as it was.
+
+    Whether torch can copy each tensor is tried with one number of it. What code in the model will
+    do with the values cannot be known: a model with such code, and only it, is copied before.
+    """
+    for key in [key for key, value in ours.items() if isinstance(value, Tensor) and key in values]:
+        mine, new = ours[key], values[key]
+        first = (slice(1),) * mine.dim()
+        try:
+            torch.empty_like(mine[first]).copy_(new[first])
+        except Exception as error:
+            raise CheckpointError(
+                f"{where}: {key!r} cannot be copied from {new.dtype} into {mine.dtype}."
+            ) from error
+    old: dict[str, Any] = {}
+    try:
+        if any(map(_runs_code, model.modules())):
+            old = deepcopy(dict(ours))
+        model.load_state_dict(values, strict=False)
+    except BaseException as error:
+        for key in [key for key, value in old.items() if isinstance(value, Tensor)]:
+            ours[key].copy_(old[key])
+        for name, module in model.named_modules():
+            key = f"{name}.{EXTRA_STATE}".removeprefix(".")
+            with suppress(Exception):
+                if key in old:
+                    module.set_extra_state(old[key])
+        if not isinstance(error, Exception):
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(f"{where}: {type(model).__name__} refused it ({what}).") from error
+
+
+def _runs_code(module: nn.Module) -> bool:
+    """Whether code that is not torch's own runs when values are loaded into it."""
+    kind = type(module)
+    methods = kind.set_extra_state, kind._load_from_state_dict, kind.load_state_dict
+    hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
+    return bool(hooks) or not all(m.__module__.startswith("torch.nn.") for m in methods)
 
 
 def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:

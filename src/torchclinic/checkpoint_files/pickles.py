@@ -129,6 +129,15 @@ def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, meta
 
 def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata=None):
     """The tensor, without gradient and hooks, if its numbers are all in the storage."""
+    if str(dtype).startswith(("torch.qint", "torch.quint")):  # torch crashes on some such
+        return StandIn("torch._utils._rebuild_qtensor")
+    # Bits that torch believes: those on other dtypes can end the process.
+    bits = {"conj": dtype.is_complex, "neg": dtype.is_complex or dtype.is_floating_point}
+    if metadata and not (
+        isinstance(metadata, dict)
+        and all(bits.get(name) and isinstance(bit, bool) for name, bit in metadata.items())
+    ):
+        raise pickle.UnpicklingError(f"a tensor with odd metadata for {dtype}")
     if max(len(size), len(stride)) > 64:  # PyTorch's own limit, which it does not keep here
         raise pickle.UnpicklingError(f"a tensor of {len(size)} dimensions")
     if not all(type(n) is int and 0 <= n < 2**63 for n in (offset, *size, *stride)):
@@ -139,6 +148,8 @@ def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata
     # Else torch might make the storage larger, or count beyond 64 bits.
     if needs > there or math.prod(size) * dtype.itemsize >= 2**63:
         raise pickle.UnpicklingError(f"a tensor of shape {size} in {there} bytes")
+    if dtype == torch.complex128 and storage._untyped_storage.data_ptr() % 16:
+        raise pickle.UnpicklingError(f"{dtype} numbers do not begin where the processor needs it")
     return torch._utils._rebuild_tensor_v3(
         storage, offset, size, stride, False, None, dtype, metadata
     )
