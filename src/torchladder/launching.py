@@ -113,7 +113,7 @@ def launch(
     show : {'rank0', 'all', 'none'}
         Whose prints to show: rank 0's as they come; with ``'all'`` then those of the other ranks,
         in rank order. A failed rank's prints are always shown. Of prints that are not shown as they
-        come, up to 10 MB of each rank are kept: of more, the middle is left out, and a line says so.
+        come, 10 MB of each rank are kept at most: of more, the middle is left out, as a line says.
     backend : str, optional
         Default ``'nccl'`` if there is a GPU for each rank, else ``'gloo'``.
 
