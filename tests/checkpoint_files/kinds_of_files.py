@@ -405,6 +405,31 @@ good("whole_legacy_model", lambda _: net(), options=OLD, **WHOLE)
 good("malicious_whole_model", hostile_model, **WHOLE | {"calls": "io.open"})
 
 
+def with_buffers_called(names):
+    model = net()
+    model.norm._non_persistent_buffers_set = names
+    return model
+
+
+for _names in (5, 1.5, "weight", torch.ones(3), [[], torch.ones(3)]):
+    good(f"whole_model_with_buffers_called_{_names!r:.9}", calls=WHOLE["calls"],
+         make=lambda _, names=_names: with_buffers_called(names))  # fmt: skip
+for _kind in ("TypedStorage", "UntypedStorage"):
+    good(f"{_kind}_beside", at="model", holds="it: a storage of 100,000,000 bytes",
+         make=lambda _, kind=_kind: {"model": state(), "it": storage(kind)})  # fmt: skip
+
+
+def storage(kind):
+    found = torch.zeros(100_000_000, dtype=torch.uint8)
+    return found.untyped_storage() if kind == "UntypedStorage" else found._typed_storage()
+
+
+LONG = "K " * 500_000
+good("long_key_above_many_dicts", at="model",
+     make=lambda _: {"model": state(), LONG: {str(i): {"w": torch.ones(1)} for i in range(1500)}},
+)  # fmt: skip
+
+
 # --- bad ----------------------------------------------------------------------------------------
 
 
@@ -450,6 +475,14 @@ for _name, _message, _data in [
 NONE = "no state dict in it"
 
 
+def long_name_above_many_weights(_):
+    model = nn.Sequential(nn.Linear(2, 1))
+    for number in range(1000):
+        model[0].register_buffer(f"b{number}", torch.ones(1))
+    model._modules = {LONG: model[0]}
+    return model
+
+
 def two_tensors_of_one_name(_):
     model = net()
     model._parameters["layers.0.weight"] = model.layers[1].weight
@@ -478,6 +511,7 @@ for _name, _message, _make in [
      lambda _: {"model.old": state(), "model": {"old": state(), "loss": 0.5}}),
     ("whole_model_with_two_tensors_of_one_name", "two tensors are called 'layers.0.weight'",
      two_tensors_of_one_name),
+    ("long_name_above_many_weights", "a name of 1,000,001 letters", long_name_above_many_weights),
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "on the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),

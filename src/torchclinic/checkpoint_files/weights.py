@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from torchclinic.checkpoint_files.pickles import StandIn, storage_id, walk
+from torchclinic.checkpoint_files.pickles import BRANCHES, StandIn, storage_id, walk
 from torchclinic.checkpoint_files.reading import CheckpointError
 from torchclinic.checkpoint_files.reports import key_option, some
 from torchclinic.tables import in_bytes
@@ -18,6 +18,7 @@ WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "net
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
 AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
+LONGEST = 1000  # letters of a name: longer ones, again in each name below, would fill the memory
 SHOWN_TIMES = 4  # how often tensors may show the numbers of a storage: more might have no end
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
 
@@ -53,7 +54,7 @@ def state_dicts(tree: Any) -> dict[str, Mapping]:
 def _state_dicts(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str, Mapping]]:
     opened.add(id(tree))
     if is_model(tree) or is_state_dict(tree):
-        yield ".".join(map(str, above)), tree
+        yield ".".join(str(key)[:LONGEST] for key in above), tree
     if isinstance(tree, Mapping) and len(above) < 3 and not is_optimizer(tree):
         for key, value in tree.items():
             if id(value) not in opened and not str(key).endswith(EXTRA_STATE):
@@ -135,7 +136,13 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
             continue
         opened.add(id(module))
         state = module.state
-        skipped = state.get("_non_persistent_buffers_set") or ()
+        skipped = state.get("_non_persistent_buffers_set")
+        names = skipped if isinstance(skipped, BRANCHES) else ()
+        skipped = {name for name in names if isinstance(name, str)}
+        if len(prefix) > LONGEST:
+            raise CheckpointError(
+                f"{path}: {prefix[:50]!r}... is a name of {len(prefix):,} letters."
+            )
         for name, value in [*state["_parameters"].items(), *state["_buffers"].items()]:
             if f"{prefix}{name}" in weights:
                 raise CheckpointError(f"{path}: two tensors are called {prefix + name!r}.")
@@ -246,6 +253,8 @@ def describe(value: Any) -> str:
         return f"{value.name} object" + (f" of {len(inside)} values" if inside else "")
     if isinstance(value, Tensor):
         return f"tensor {kind_of(value)}"
+    if isinstance(value, torch.TypedStorage | torch.UntypedStorage):  # repr would have each number
+        return f"a storage of {getattr(value, '_untyped_storage', value).nbytes():,} bytes"
     if is_optimizer(value):
         return "optimizer state"
     if is_state_dict(value):
