@@ -115,6 +115,39 @@ def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path
     assert same(loaded, net(Tied))
 
 
+def test_names_that_safetensors_keeps_for_itself_lose_no_tensor(tmp_path):
+    """The note on a tied tensor would go where the format is said."""
+    weight = torch.arange(4.0)
+    path = saved(tmp_path, {"a": weight, "format": weight, "b": weight})
+    report = fix_checkpoint(path, tmp_path / "y.safetensors")
+    found = inspect_checkpoint(tmp_path / "y.safetensors").keys
+    assert sorted(found) == sorted(report.names) == ["a", "b", "format"]
+    assert all(torch.equal(value, weight) for value in found.values())
+    with safe_open(tmp_path / "y.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "b": "a"}
+    path = saved(tmp_path, {"__metadata__": weight})
+    with pytest.raises(CheckpointError, match=r"'__metadata__' is a name that .* Write a \.pt"):
+        fix_checkpoint(path, tmp_path / "z.safetensors")
+
+
+def test_views_of_one_storage_are_written_out_for_safetensors(tmp_path):
+    weight = torch.arange(4.0)
+    state = {"a": weight, "b": weight.view(2, 2), "c": weight.view(4, 1)}
+    fix_checkpoint(saved(tmp_path, state), tmp_path / "y.safetensors")
+    assert bits(inspect_checkpoint(tmp_path / "y.safetensors").keys) == bits(state)
+
+
+def test_numbers_that_only_overlapping_slices_hide_are_left_out(tmp_path):
+    whole = torch.arange(8.0)
+    path = saved(tmp_path, {"a": whole[0:4], "b": whole[1:5], "c": whole[:1].expand(3)})
+    report = fix_checkpoint(path, tmp_path / "y.pt")
+    assert report.cloned == ["a", "b", "c"]
+    assert torch.tensor(7.0).numpy().tobytes() not in (tmp_path / "y.pt").read_bytes()
+    for parts in ({"a": whole[::2], "b": whole[1::2]}, {"a": whole.view(2, 4).T}):
+        report = fix_checkpoint(saved(tmp_path, parts), tmp_path / "y.pt")
+        assert report.cloned == []  # together they show all
+
+
 def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
     path = plain(tmp_path)
     with NO_CHECKSUMS:

@@ -13,6 +13,7 @@ from torch.utils.serialization import config
 from torchclinic.checkpoint_files import weights
 from torchclinic.checkpoint_files.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.loading import match_model, misfit
+from torchclinic.checkpoint_files.pickles import storage_id
 from torchclinic.checkpoint_files.reading import (
     Checkpoint,
     CheckpointError,
@@ -197,7 +198,9 @@ def _write_torch(values: Mapping[str, Any], path: Path) -> None:
 
 def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
     """The format has no sharing: ties go into its notes."""
-    state, notes = {}, {"format": "pt"}
+    state, notes, used = {}, {"format": "pt"}, set()
+    if "__metadata__" in values:
+        raise CheckpointError("'__metadata__' is a name that safetensors keeps for itself.")
     for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
         what = weights.describe(values[key])
         raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
@@ -205,8 +208,12 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
     for first, *others in weights.ties(values):
         value = values[first].resolve_conj().resolve_neg()  # bits that the format lacks
         is_whole = value.nbytes == value.untyped_storage().nbytes() and value.is_contiguous()
+        is_whole &= storage_id(value) not in used
+        used.add(storage_id(value))
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
         notes |= dict.fromkeys(others, first)  # as safetensors.torch.save_model says it
+    if notes["format"] != "pt":  # a tied tensor of this name
+        state["format"], notes["format"] = state[notes["format"]].clone(), "pt"
     try:
         save_file(state, path, notes)
     except KeyError as dtype:  # its own error for one that it lacks

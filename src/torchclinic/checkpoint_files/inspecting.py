@@ -156,9 +156,9 @@ def _text(found: Report, head: str, others: list[str]) -> str:
         checksums=found.checksums,
         not_finite=finite,
         holds=ends(holds),
-        or_take=[
-            f"{word(name) if name else 'the top level'}: {key_option(name)}" for name in others
-        ],
+        or_take=ends(
+            [f"{word(name) if name else 'the top level'}: {key_option(name)}" for name in others]
+        ),
         table="\n" + "\n".join([*_table(keys), ""]) if keys else "",
         total=total if keys else "",
         prefix=prefix_notes(found.prefixes, [*keys, *found.contents]),
