@@ -212,7 +212,7 @@ def test_two_runs_in_one_folder_never_mix_whichever_is_first(tokens, tmp_path):
     ours = [sys.executable, PROGRAM, *map(str, [*options, "--steps", 10**6])]
     with subprocess.Popen(ours, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
         try:
-            wait_until(lambda: (tmp_path / "settings.json").exists())
+            wait_until((tmp_path / "settings.json").exists, limit=500)
             with pytest.raises(BlockingIOError, match=f"ss {first.pid} on"), sole_use(tmp_path):
                 pass
             assert "is writing there" in run_here(PROGRAM, *options, "--steps", 10**6).stderr
