@@ -345,8 +345,8 @@ def _newest_whole(source: Path) -> Path | None:
         before = ": trying the one before" if path != files[0] else ""
         print(f"{path.name} is {what} and left as it is{before}", file=sys.stderr)
     best = source / "best.pt"
-    if damaged and _number_of(best) < math.inf and not _why_damaged(best):
-        step = torch.load(best, map_location="cpu", weights_only=True, mmap=True)["step"]
+    if damaged and (saved := _saved(best)) and not _why_damaged(best):
+        step = saved["step"]
         copy_it = shlex.join(["cp", str(best), str(source / f"step_{step:08d}.pt")])
         what = f"but best.pt, of step {step:,}. To go on from there: {copy_it}"
         raise ValueError(f"No checkpoint in {source} is whole {what}")
