@@ -191,7 +191,7 @@ def _reached(values: Mapping[str, Any]) -> dict[int, int]:
     for tensor in [value for value in values.values() if isinstance(value, Tensor)]:
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         numbers = sum((n - 1) * step for n, step in steps) + 1 if tensor.numel() else 0
-        start = tensor.storage_offset() * tensor.itemsize
+        start = int(tensor.storage_offset()) * tensor.itemsize
         spans.append((storage_id(tensor), start, start + numbers * tensor.itemsize))
     reached, end = dict.fromkeys((i for i, *_ in spans), 0), {}
     for i, start, stop in sorted(spans):
