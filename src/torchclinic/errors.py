@@ -17,7 +17,6 @@ import textwrap
 import tomllib
 import traceback
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -116,15 +115,6 @@ class Match:
     file: str = ""
 
 
-class Shortened(str):
-    """What is kept of a log; `begins`: which line here, from 0, is which there, from 1; `cut`:
-    whether some was left out that tells of errors.
-    """
-
-    begins: Sequence[tuple[int, int]] = ((0, 1),)
-    cut = False
-
-
 @cache
 def catalogue() -> dict[str, Error]:
     """All entries by id, in the order of the clinic's pages."""
@@ -172,7 +162,7 @@ def find(log: str) -> list[Match]:
     if not places or other_program(log):
         return []
     named = _places(squeezed, ["Error"])
-    lines, begins = log.split("\n"), getattr(log, "begins", Shortened.begins)
+    lines, begins = log.split("\n"), getattr(log, "begins", [(0, 1)])
     firsts = {name: _first(name, places, starts, named) for name in places}
     matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
     for place, name in sorted(found, key=itemgetter(0)):

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +28,15 @@ WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*
 # The last line of a traceback; and a time of glog, loggers and the like.
 FAILURE = re.compile(rf"(?am)^{errors.PREFIX}([\w.]{{0,200}}(?:Error|Exception)(?::.{{1,300}}|$))")
 TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII)
+
+
+class Shortened(str):
+    """What is kept of a log; `begins`: which line here, from 0, is which there, from 1; `cut`:
+    whether some was left out that tells of errors.
+    """
+
+    begins: Sequence[tuple[int, int]] = ((0, 1),)
+    cut = False
 
 
 def read(names: list[str]) -> dict[str, str]:
@@ -100,7 +109,7 @@ def _text(name: str, most: int) -> str:
         begins.append((lines + gap.count("\n"), line))
         texts.append(gap + part)
         lines, after = lines + texts[-1].count("\n"), number + 1
-    log = errors.Shortened("".join(texts))
+    log = Shortened("".join(texts))
     log.begins, log.cut = begins, cut
     return log
 
