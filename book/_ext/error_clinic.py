@@ -18,6 +18,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from torchclinic import errors
+from torchclinic.errors.telling import ASK
 
 LOGGER = logging.getLogger(__name__)
 NOTEBOOK = re.compile(r"(?:notebooks|runs/[^/]+)/errors_(\w+)")
@@ -99,7 +100,7 @@ class Index(SphinxDirective):
 
 class AskOthers(SphinxDirective):
     def run(self):
-        return self.parse_text_to_nodes(errors.ASK)
+        return self.parse_text_to_nodes(ASK)
 
 
 # --- files --------------------------------------------------------------------------------------

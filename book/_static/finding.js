@@ -1,5 +1,5 @@
 "use strict";
-// find of src/torchclinic/errors.py, by the rules that errors.rules() gives; what they mean is said
+// find of src/torchclinic/errors/finding.py, by the rules that errors.rules() gives; what they mean is said
 // there. A test compares both on the same logs.
 const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");

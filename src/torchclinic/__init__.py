@@ -20,6 +20,6 @@ def printable(text: str) -> str:
 
 def load_ipython_extension(shell) -> None:
     """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
-    from torchclinic.errors import _watch
+    from torchclinic.errors.tracebacks import watch
 
-    _watch(shell)
+    watch(shell)

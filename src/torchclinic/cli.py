@@ -116,7 +116,7 @@ def _explain(options: argparse.Namespace) -> int:
     else:
         texts = logs.read(what)
         log, first = "\n".join(texts.values()), logs.first_to_fail(texts)
-        found, more = logs.find(texts, first), {"first_to_fail": first} if len(texts) > 1 else {}
+        found, more = logs.find(texts, first), {"first_to_fail": first} if first else {}
         text = f"{first.get('says', '')}\n\n{errors.explain(log, found)}".lstrip()
     print(errors.as_json(log, found, **more) if options.json else text)
     return 0 if found else 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torchclinic import UserError, errors, logs, printable
+from torchclinic.errors.terminal import filled
 
 KNOWN = errors.page("flight_recorder")
 
@@ -235,5 +236,5 @@ def explain(found: list[dict], absent: list[int]) -> str:
     told = [KNOWN["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
     told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
     if entry := errors.catalogue().get(found[0].get("entry", "")):
-        told += [errors._filled("Do:", entry.fix), f"More: torchclinic explain {entry.id}"]
+        told += [filled("Do:", entry.fix), f"More: torchclinic explain {entry.id}"]
     return "\n\n".join(told)

@@ -18,15 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from torchclinic import UserError, errors, printable
+from torchclinic.errors.entries import KINDS
+from torchclinic.errors.finding import GAP, NEAR, places_by_entry
+from torchclinic.errors.squeezing import (
+    PREFIX,
+    RANK_OF_FAILURE,
+    TASK,
+    excerpt,
+    rank_of,
+    signs,
+    squeeze,
+    without_colours,
+)
 from torchclinic.process_group import PEER_IS_GONE
 
 MOST = 24_000_000  # about so many characters of all logs are held
 PART = 2**17  # of which so many are looked at together
-SPAN = 10 * errors.GAP  # in squeezed characters; no pattern is longer
+SPAN = 10 * GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
 # The last line of a traceback; and a time of glog, loggers and the like.
-FAILURE = re.compile(rf"(?am)^{errors.PREFIX}([\w.]{{0,200}}(?:Error|Exception)(?::.{{1,300}}|$))")
+FAILURE = re.compile(rf"(?am)^{PREFIX}([\w.]{{0,200}}(?:Error|Exception)(?::.{{1,300}}|$))")
 TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII)
 
 
@@ -94,9 +106,9 @@ def _text(name: str, most: int) -> str:
         return "".join(begun)
     kept, this, tells, near, line, cut = [], [], False, "", 1, False
     for number, part in enumerate(chain(begun, more, parts)):
-        near += "".join(errors._squeeze(part))
-        before, tells = tells, any(map(errors._signs, (part[:5000], part)))  # often at its start
-        tells = tells or bool(errors._places_of_all(near))
+        near += "".join(squeeze(part))
+        before, tells = tells, any(map(signs, (part[:5000], part)))  # often at its start
+        tells = tells or bool(places_by_entry(near))
         kept += this if tells and kept[-1:] != this else []
         this, near, line = [(number, line, part)], near[-SPAN:], line + part.count("\n")
         kept += this if tells or before else []
@@ -105,7 +117,7 @@ def _text(name: str, most: int) -> str:
             cut = True
     texts, begins, lines, after = [], [], 0, 0
     for number, line, part in kept + (this if kept[-1:] != this else []):
-        gap = "" if number == after else f"\n{'.' * (errors.GAP + 1)}\n"  # no pattern spans it
+        gap = "" if number == after else f"\n{'.' * (GAP + 1)}\n"  # no pattern spans it
         begins.append((lines + gap.count("\n"), line))
         texts.append(gap + part)
         lines, after = lines + texts[-1].count("\n"), number + 1
@@ -143,16 +155,17 @@ def find(texts: dict[str, str], first: dict[str, str]) -> list[errors.Match]:
         for match in errors.find(texts[name]):
             whose = {"rank": match.rank or _whose(name), "file": printable(file)}
             found.setdefault(match.error.id, replace(match, **whose))
-    return sorted(found.values(), key=lambda match: errors.KINDS[match.error.kind])
+    return sorted(found.values(), key=lambda match: KINDS[match.error.kind])
 
 
 def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
-    """Of several logs, the earliest error that does not follow from another rank's: its ``text``,
-    its ``rank`` and ``file``, and what it ``says`` to a reader.
+    """Who failed first, and what it ``says`` to a reader; of several logs, the earliest error that
+    does not follow from another rank's: its ``text``, its ``rank`` and ``file``.
     """
-    own = {name: failure for name, text in texts.items() if (failure := _failure(text))}
-    if len(texts) < 2 or not own:
-        return {}
+    several = texts.items() if len(texts) > 1 else ()
+    own = {name: failure for name, text in several if (failure := _failure(text))}
+    if not own:
+        return _named_first(without_colours("\n".join(texts.values())))
     times, how = {name: time for name, (time, *_) in own.items()}, "by the times in the logs"
     if len(own) == 1:
         how = "the only one with an error of its own"
@@ -164,15 +177,30 @@ def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
     return {"rank": rank, "file": name, "text": text, "says": says}
 
 
+def _named_first(log: str) -> dict[str, str]:
+    """Whom torchrun's summaries or srun name first."""
+    causes = [text[:400] for text in log.split("Root Cause (first observed failure):")[1:]]
+    # Of several summaries, as of several hosts, the one with the earliest time.
+    for text in sorted(causes, key=lambda text: text.partition("time")[2][:40]):
+        if found := RANK_OF_FAILURE.search(text):
+            rank = f"rank {found[1]}"
+            return {"rank": rank, "says": f"torchrun says that {rank} failed first."}
+    if found := TASK.search(log):
+        host, task, how = found.groups()
+        says = f"The first that srun names is task {task} on {host}: {how.strip()}."
+        return {"rank": f"task {task}", "says": says}
+    return {}
+
+
 def _failure(log: str) -> tuple[str, str, str] | None:
     """Time, rank and text of a log's first error that does not follow from another rank's."""
-    log = errors._without_colours(log)
+    log = without_colours(log)
     for line in islice(FAILURE.finditer(log), 50):  # which may all follow
         follows = any(match.error.kind == "follows" for match in errors.find(line[1]))
         if not follows and not PEER_IS_GONE.search(line[1]):
-            near = "\n".join(log[: line.end()].rsplit("\n", errors.NEAR)[-errors.NEAR :])
+            near = "\n".join(log[: line.end()].rsplit("\n", NEAR)[-NEAR:])
             time = "".join(map(" ".join, TIME.findall(near)[-1:]))
-            return time, errors._rank([line[0]], 0), errors._around(line[1], 0)
+            return time, rank_of([line[0]], 0), excerpt(line[1], 0)
     return None
 
 

@@ -15,6 +15,8 @@ from running import ROOT, text_of
 
 from torchclinic import errors
 from torchclinic.errors import catalogue, find
+from torchclinic.errors.entries import KINDS
+from torchclinic.errors.squeezing import squeeze
 
 TORCH = Path(torch.__file__).parent
 ENTRIES = list(catalogue().values())
@@ -40,7 +42,7 @@ def test_fields_are_of_their_types_and_name_what_exists():
         mistyped = [f for f in fields(entry) if type(getattr(entry, f.name)) is not kinds[f.type]]
         assert mistyped == [], entry.id
         assert entry.part in PARTS, entry.id
-        assert entry.kind in errors.KINDS, entry.id
+        assert entry.kind in KINDS, entry.id
         assert entry.needs in NEEDS, entry.id
         assert set(entry.over) <= set(catalogue()) - {entry.id}, entry.id
 
@@ -141,7 +143,7 @@ def reproduced():
 def test_a_pattern_begins_with_a_word_and_is_long_enough_to_be_found_in_nothing_else():
     for entry in ENTRIES:
         for pattern in entry.patterns:
-            (squeezed,) = errors._squeeze(pattern)
+            (squeezed,) = squeeze(pattern)
             first, *others = squeezed.split("*")
             assert all(others), (entry.id, pattern)
             assert len(bare(first)) >= 4, (entry.id, pattern)

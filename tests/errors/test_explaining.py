@@ -18,7 +18,8 @@ import pytest
 from running import ran
 
 from torchclinic import cli, errors, logs
-from torchclinic.errors import catalogue
+from torchclinic.errors import catalogue, entries, telling
+from torchclinic.errors.terminal import without_links
 
 LOG = """loading epoch_3.pt
 RuntimeError: Error(s) in loading state_dict for Linear:
@@ -119,13 +120,13 @@ def test_with_json_the_same_answer_has_a_form_for_programs(explain):
     assert match == {
         "id": entry.id, "line": 4, "text": f"[rank1]: {LOG.splitlines()[3].strip()}",
         "rank": "rank 1", "file": "", "kind": "error", "message": entry.message,
-        "cause": errors._without_links(entry.cause).strip(),
-        "fix": errors._without_links(entry.fix).strip(), "title": entry.title,
+        "cause": without_links(entry.cause).strip(),
+        "fix": without_links(entry.fix).strip(), "title": entry.title,
         "url": "https://a.example/book/notebooks/errors_states.html#module-prefix",
     }  # fmt: skip
     (asked,) = told(entry.id, given=b"")["matches"]
     assert asked == match | {"line": None, "text": "", "rank": ""}
-    page = (errors.NOTEBOOKS.parent / "book/errors.md").read_text(encoding="utf-8")
+    page = (entries.NOTEBOOKS.parent / "book/errors.md").read_text(encoding="utf-8")
     assert [name for name in {**answer, "matches": 0, **asked} if f"`{name}`" not in page] == []
     unknown = told(given=b"RuntimeError: no state_dict that a worker could load")
     assert unknown["matches"] == []
@@ -327,7 +328,7 @@ def test_what_is_left_out_of_a_long_log_changes_no_answer(monkeypatch, tmp_path)
         text = small_parts(monkeypatch, log)
         assert len(text) < len(log) / 2
         assert errors.find(text) == errors.find(log), path
-    assert errors.explain(small_parts(monkeypatch, FILLER)) == errors.HEALTHY
+    assert errors.explain(small_parts(monkeypatch, FILLER)) == telling.HEALTHY
     # Two halves of a message between which much is left out are no message.
     halves = [
         f"RuntimeError: {half}\n" for half in ("Expected size for first", "two dimensions of")
@@ -354,14 +355,14 @@ def published(*urls):
     found = Message()
     for url in urls:
         found["Project-URL"] = url
-    return mock.patch("torchclinic.errors.metadata", return_value=found)
+    return mock.patch("torchclinic.errors.entries.metadata", return_value=found)
 
 
 def test_links_lead_to_the_published_book_if_the_package_says_where_it_is(tmp_path):
     entry = catalogue()["port-in-use"]
     with published("Repository, https://b.example", "Documentation, https://a.example/book/"):
         text = str(entry)
-        with mock.patch.object(errors, "NOTEBOOKS", tmp_path / "gone"):
+        with mock.patch.object(entries, "NOTEBOOKS", tmp_path / "gone"):
             table = errors.of_chapter("rung_4_distributed")._repr_markdown_()
     book = "https://a.example/book/notebooks"
     assert f"{book}/errors_ranks.html#port-in-use" in text

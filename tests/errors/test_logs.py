@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from torchclinic import errors
-from torchclinic.errors import catalogue, explain, find
+from torchclinic.errors import catalogue, explain, find, finding, squeezing
+from torchclinic.logs import first_to_fail
 
 LOGS = Path(__file__).parent / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
@@ -62,8 +63,8 @@ def test_the_line_that_is_shown_holds_words_of_the_log():
     for name, text in TEXTS.items():
         for match in find(text):
             shown, line = match.text, text.split("\n")[match.line - 1]
-            shown = errors._plain(shown.removeprefix("... ").removesuffix(" ..."))
-            assert "".join(shown.split()) in "".join(errors._plain(line).split()), name
+            shown = squeezing._plain(shown.removeprefix("... ").removesuffix(" ..."))
+            assert "".join(shown.split()) in "".join(squeezing._plain(line).split()), name
             assert match.text.isprintable(), name
 
 
@@ -101,8 +102,8 @@ def small(monkeypatch):
         entry("other", "port * is taken"),
         entry("prefixed", "ERROR: bus in worker"),
     ]
-    monkeypatch.setattr(errors, "catalogue", lambda: {entry.id: entry for entry in entries})
-    monkeypatch.setattr(errors, "_patterns", errors._patterns.__wrapped__)
+    monkeypatch.setattr(finding, "catalogue", lambda: {entry.id: entry for entry in entries})
+    monkeypatch.setattr(finding, "patterns_of", finding.patterns_of.__wrapped__)
 
 
 @pytest.mark.usefixtures("small")
@@ -117,7 +118,7 @@ def test_errors_come_before_what_follows_from_them_and_that_before_warnings():
 @pytest.mark.usefixtures("small")
 def test_a_general_entry_gives_way_only_where_it_is_the_same_error():
     special, general = "Error: could not load the state", "Error: could not save the state"
-    lines = "step\n" * (errors.NEAR + 1)
+    lines = "step\n" * (finding.NEAR + 1)
     assert found("could not load the state") == ["special"]
     assert found(f"{general}\n{lines}{special}") == ["general", "special"]
     assert found(f"{special}\n{lines}{general}") == ["special", "general"]
@@ -138,8 +139,8 @@ def test_a_message_that_a_window_cut_into_hundreds_of_lines_is_one_error():
 
 @pytest.mark.usefixtures("small")
 def test_a_gap_has_its_limit_and_a_pattern_may_begin_with_what_is_also_a_prefix():
-    assert found(f"port {'x' * errors.GAP} is taken") == ["other"]
-    assert found(f"port {'x' * (errors.GAP + 1)} is taken") == []
+    assert found(f"port {'x' * finding.GAP} is taken") == ["other"]
+    assert found(f"port {'x' * (finding.GAP + 1)} is taken") == []
     assert found(f"port 1 {'x' * 300} port 2 is taken") == ["other"]
     assert found("[rank0]: ERROR: bus in worker") == ["prefixed"]
 
@@ -174,20 +175,24 @@ def test_a_match_names_the_rank_that_its_line_names():
 
 
 def test_who_failed_first_is_told_if_torchrun_or_srun_say_so():
-    first = "torchrun says that rank 5 failed first."
-    assert first in explain(SUMMARY.format("20:00", 5))
-    # The logs of two hosts, one after the other.
-    assert first in explain(SUMMARY.format("20:31", 0) + SUMMARY.format("20:00", 5))
-    assert "srun names is task 2 on gpu07: Exited with exit code 1." in explain(
-        f"{OF}\nsrun: error: gpu07: task 2: Exited with exit code 1\n"
-        "srun: error: gpu07: task 3: Terminated\n"
+    summaries = SUMMARY.format("20:31", 0), SUMMARY.format("20:00", 5)
+    first = {"rank": "rank 5", "says": "torchrun says that rank 5 failed first."}
+    # Also of the logs of two hosts, one after the other.
+    for texts in (summaries[1:], summaries, ["".join(summaries)]):
+        assert first_to_fail(dict(enumerate(texts))) == first
+    ended = (
+        "\nsrun: error: gpu07: task 2: Exited with exit code 1\nsrun: error: gpu07: task 3: Killed"
     )
-    assert "first" not in explain(OF).partition("Why:")[0]
+    assert first_to_fail({"": OF + ended}) == {
+        "rank": "task 2",
+        "says": "The first that srun names is task 2 on gpu07: Exited with exit code 1.",
+    }
+    assert first_to_fail({"": OF}) == {}
 
 
 # --- no text is slow to read, whatever it holds --------------------------------------------------
 
-PATTERNS = [p for name in catalogue() for p in errors._patterns(name)]
+PATTERNS = [p for name in catalogue() for p in finding.patterns_of(name)]
 # All patterns, each without its last piece: what is looked for longest and never found.
 BEGUN = ["".join(p[:-1] or [p[0][:-1]]) for p in PATTERNS]
 HOSTILE = ["a", "\n", " ", "\t\n", "'\"`", "> > > ", "> > > > > > > >\n", "- - - ", "\x1b[31m"]
@@ -217,21 +222,21 @@ def test_ten_times_as_much_of_a_hostile_text_takes_no_more_than_its_share():
 
 
 def test_a_long_line_is_prepared_once_however_many_matches_it_has(monkeypatch):
-    lengths, plain = [], errors._plain
-    monkeypatch.setattr(errors, "_plain", lambda text: lengths.append(len(text)) or plain(text))
+    lengths, plain = [], squeezing._plain
+    monkeypatch.setattr(squeezing, "_plain", lambda text: lengths.append(len(text)) or plain(text))
     line = " ".join(
         pattern.replace("*", "x") for e in catalogue().values() for pattern in e.patterns
     )
     matches = find(line)
     assert len(matches) > 100
     assert sum(lengths) < 5 * len(line)
-    squeezed = "".join(errors._squeeze(line))
-    assert all("".join(errors._squeeze(m.text.strip(". "))) in squeezed for m in matches)
+    squeezed = "".join(squeezing.squeeze(line))
+    assert all("".join(squeezing.squeeze(m.text.strip(". "))) in squeezed for m in matches)
 
 
 def test_in_slices_of_any_size_the_same_is_found(monkeypatch):
     for size in (997, 4000):
-        monkeypatch.setattr(errors, "SLICE", size)
+        monkeypatch.setattr(finding, "SLICE", size)
         assert {name: found(text) for name, text in TEXTS.items()} == EXPECTED
 
 

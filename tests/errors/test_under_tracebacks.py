@@ -11,7 +11,8 @@ from nbclient import NotebookClient
 from running import ROOT, text_of
 
 from torchclinic import errors
-from torchclinic.errors import LINE, find, note
+from torchclinic.errors import find, note, tracebacks
+from torchclinic.errors.tracebacks import LINE
 
 THE_LINE = f"{LINE} module-prefix"
 TEXT = 'Unexpected key(s) in state_dict: "module.weight".'
@@ -57,7 +58,7 @@ def test_the_link_is_there_only_where_the_notebook_of_the_entry_is(tmp_path):
     shown = []
     with mock.patch("IPython.display.display", lambda data, raw: shown.append(data)):
         for folder in (tmp_path, ROOT / "notebooks"):
-            errors._show(errors.catalogue()["module-prefix"], folder)
+            tracebacks._show(errors.catalogue()["module-prefix"], folder)
     assert [data["text/plain"] for data in shown] == [THE_LINE] * 2
     link = "errors_states.ipynb#module-prefix"
     assert [link in data["text/markdown"] for data in shown] == [False, True]
@@ -76,13 +77,15 @@ def test_a_known_error_gets_a_note_and_keeps_its_message():
     assert notes_of(error) == [THE_LINE]
     assert str(error) == TEXT
     assert notes_of(KeyError("rank")) == []
-    with mock.patch("torchclinic.errors.find", side_effect=OSError):
+    with mock.patch("torchclinic.errors.tracebacks.find", side_effect=OSError):
         assert notes_of(RuntimeError(TEXT)) == []
 
 
 def test_of_a_message_of_megabytes_only_the_ends_are_read():
     read = []
-    with mock.patch("torchclinic.errors.find", lambda log: read.append(len(log)) or find(log)):
+    with mock.patch(
+        "torchclinic.errors.tracebacks.find", lambda log: read.append(len(log)) or find(log)
+    ):
         for text in (TEXT + "." * 9_000_000, "x\n" * 4_500_000 + TEXT):
             assert notes_of(RuntimeError(text)) == [THE_LINE]
     assert max(read) < 3_000_000

@@ -10,6 +10,9 @@ from running import ROOT
 from test_browser import PHONE, assert_axe_finds_nothing
 
 from torchclinic import errors
+from torchclinic.errors.finding import GAP
+from torchclinic.errors.squeezing import signs as signs_of
+from torchclinic.errors.telling import ASK, _only_notices
 
 OPENED = "book/errors.html"
 SIZE = 5_000_000
@@ -60,7 +63,7 @@ def test_without_a_script_the_whole_list_is_there_and_no_field_is(pages):
     assert all("pst-js-only" in field["class"] for field in page.select(".clinic-field"))
     assert not page.select(".error-index[hidden], .error-index [hidden]")
     assert "needs JavaScript" in page.select_one("article noscript").text
-    assert letters(page.select_one(".ask-others").text) == letters(errors.ASK)
+    assert letters(page.select_one(".ask-others").text) == letters(ASK)
 
 
 def test_every_phrase_of_the_script_is_in_the_page(pages):
@@ -90,8 +93,8 @@ def logs():
     yield "Test error 3.1 %\nKilled\n"
     for pattern in patterns:
         yield f"[rank0]: {pattern.replace('*', 'x')}\n"
-        yield pattern.replace("*", "x" * errors.GAP)
-        yield pattern.replace("*", "x" * (errors.GAP + 1))
+        yield pattern.replace("*", "x" * GAP)
+        yield pattern.replace("*", "x" * (GAP + 1))
         yield pattern.split("*")[0] * 50
     chance = random.Random(0)
     for _ in range(300):
@@ -115,7 +118,7 @@ def test_the_script_finds_what_the_package_finds(page):
     wanted = []
     for log in cases:
         told = errors.find(log)
-        signs, notices = errors._signs(log), errors._only_notices(log, told)
+        signs, notices = signs_of(log), _only_notices(log, told)
         ids = [[match.error.id, match.line] for match in told]
         wanted.append([ids, errors.other_program(log), signs, notices])
     found = page.evaluate(answers, cases)
@@ -324,7 +327,7 @@ def test_nothing_found_says_so_or_names_the_other_program(page):
     page.locator("#log").fill(log)
     page.wait_for_selector("#found .ask-others")
     assert "No entry matches your log" in page.locator("#log-says").inner_text()
-    assert letters(page.locator("#found .ask-others").inner_text()) == letters(errors.ASK)
+    assert letters(page.locator("#found .ask-others").inner_text()) == letters(ASK)
     page.locator("#log").fill("epoch 1: loss 0.42\nepoch 2: loss 0.31")
     says = "document.querySelector('#log-says').textContent"
     page.wait_for_function(f"{says}.includes('There is no error in this log')")

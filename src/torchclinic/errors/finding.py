@@ -1,0 +1,168 @@
+"""From a log to the entries of the catalogue whose errors it holds.
+
+A pattern is nothing but pieces of text in their order, looked for in a squeezed log. None is a
+regular expression: so none can be slow, and Python and JavaScript agree.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
+
+from torchclinic.errors.entries import KINDS, Error, catalogue, page
+from torchclinic.errors.squeezing import COLOUR, LOGS, PREFIX, QUOTES, excerpt, rank_of, squeeze
+
+GAP = 200  # squeezed characters for which a * in a pattern may stand
+SLICE = 2**18  # squeezed characters in which all patterns are looked for at once
+NEAR = 30  # lines around a special entry in which a more general one gives way to it
+# The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
+ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """An `error` that a log holds: in which `line`, counted from 1, what stands there, the `rank`
+    whose line it is, if the log says so, and of several logs, the `file`.
+    """
+
+    error: Error
+    line: int | None = None
+    text: str = ""
+    rank: str = ""
+    file: str = ""
+
+
+def find(log: str) -> list[Match]:
+    """The errors that a log holds, the likeliest cause first.
+
+    An error comes before what only follows from one, such as the other ranks' lost connections,
+    and that before warnings. Among alike the first in the log comes first: it cannot follow from
+    those after it. An entry gives way to a more special one that matched within `NEAR` lines.
+    In a log of an `other_program` nothing is found.
+
+    Parameters
+    ----------
+    log : str
+        A message, a traceback or a whole log; of any length.
+
+    Examples
+    --------
+    >>> [match.error.id for match in find("KeyError: 'momentum'")]
+    []
+    """
+    squeezed = squeeze(log)
+    starts = [0, *accumulate(map(len, squeezed))]
+    squeezed = "".join(squeezed)
+    places = places_by_entry(squeezed)
+    if not places or other_program(log):
+        return []
+    named = places_of(["Error"], squeezed)
+    lines, begins = log.split("\n"), getattr(log, "begins", [(0, 1)])
+    firsts = {name: _first(name, places, starts, named) for name in places}
+    matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
+    for place, name in sorted(found, key=itemgetter(0)):
+        line = bisect_right(starts, place) - 1
+        text = excerpt(lines[line], place - starts[line])
+        here, there = begins[bisect_right(begins, line, key=itemgetter(0)) - 1]
+        matches.append(Match(catalogue()[name], there + line - here, text, rank_of(lines, line)))
+    return sorted(matches, key=lambda match: KINDS[match.error.kind])
+
+
+def other_program(log: str) -> str:
+    """The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or ``""``."""
+    others, own = page("other_programs")["others"], page("other_programs")["own"]
+    named = (name for name, words in others.items() if any(word in log for word in words))
+    if other := next(named, ""):
+        log = re.sub(ENVIRONMENT, "", log, flags=re.ASCII)
+    return "" if any(word in log for word in own) else other
+
+
+def _first(
+    name: str, places: dict[str, list[int]], starts: list[int], named: list[int]
+) -> int | None:
+    """The first place of an entry whose error no more special entry also describes.
+
+    One does if it is at most `NEAR` lines away, or follows before another error is `named`: in a
+    window of 80 letters, a list of keys has hundreds of lines.
+    """
+    others = [other for other in places if name in catalogue()[other].over]
+    special = sorted(place for other in others for place in places[other])
+    lines = [bisect_right(starts, place) for place in special]
+    for place in places[name]:
+        line = bisect_right(starts, place)
+        near = bisect_left(lines, line - NEAR)
+        if near < len(lines) and lines[near] <= line + NEAR:
+            continue
+        after = bisect_left(special, place)
+        if after < len(special) and (
+            bisect_right(named, place) == bisect_left(named, special[after])
+        ):
+            continue
+        return place
+    return None
+
+
+@cache
+def patterns_of(name: str) -> list[list[str]]:
+    """The patterns of an entry, squeezed, each as the pieces between its gaps."""
+    return ["".join(squeeze(p)).split("*") for p in catalogue()[name].patterns]
+
+
+def places_by_entry(text: str) -> dict[str, list[int]]:
+    """Where the patterns of each entry begin in a squeezed text; no entry that has no place.
+
+    To look for each pattern everywhere takes long. Where it begins, its first piece covers whole
+    blocks of four letters, wherever these begin; so it is in no slice that lacks one of them.
+    """
+    places = {name: [] for name in catalogue()}
+    for start in range(0, len(text), SLICE):
+        blocks = _blocks(text[start : start + SLICE + GAP])
+        for name, found in places.items():
+            for pattern in patterns_of(name):
+                if any(map(blocks.issuperset, _needed(pattern[0]))):
+                    found += places_of(pattern, text, start, start + SLICE)
+    return {name: sorted(found) for name, found in places.items() if found}
+
+
+def _blocks(text: str) -> set[int]:
+    return {*memoryview(text[: len(text) // 4 * 4].encode()).cast("I")}
+
+
+@cache
+def _needed(piece: str) -> list[set[int]]:
+    """The blocks in a piece, for each of the four places in it where the first may begin."""
+    return [_blocks(piece[skipped:]) for skipped in range(4)]
+
+
+def places_of(pattern: list[str], text: str, start: int = 0, stop: int | None = None) -> list[int]:
+    """Where `pattern` begins in `text`: each place from which all pieces follow."""
+    first, *others = pattern
+    places = []
+    stop = len(text) if stop is None else stop + len(first) - 1
+    start = text.find(first, start, stop)
+    while start >= 0:
+        end = start + len(first)
+        for piece in others:
+            place = text.find(piece, end, end + GAP + len(piece))
+            if place < 0:
+                break
+            end = place + len(piece)
+        else:
+            places.append(start)
+        start = text.find(first, start + 1, stop)
+    return places
+
+
+def rules() -> dict:
+    """All that the paste box needs to find what `find` finds, for JSON."""
+    told: dict[str, Any] = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES}
+    told |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT}
+    told |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
+    told["errors"] = [
+        {"id": e.id, "kind": e.kind, "over": e.over, "patterns": patterns_of(e.id)}
+        for e in catalogue().values()
+    ]
+    return told

@@ -1,0 +1,108 @@
+"""What the catalogue says of a log: for a terminal, and for programs."""
+
+import json
+import re
+
+from torchclinic.errors.entries import published
+from torchclinic.errors.finding import Match, find, other_program, patterns_of, places_of
+from torchclinic.errors.squeezing import signs, squeeze
+from torchclinic.errors.terminal import filled, without_links, wrapped
+
+FOLLOWS = {
+    "follows": "It often follows from another error.",
+    "warning": "It is a warning: the program goes on after it.",
+}
+NOT_PYTORCH = """This may not be PyTorch: the log seems to come from {}, and torch is nowhere in
+it. If it is PyTorch, give the whole log, from its first line."""
+ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
+started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
+UNKNOWN = "No entry of the catalogue has these words."
+HEALTHY = (
+    "There is no error in this log: no traceback, and none of the words that errors begin with."
+)
+NOTICE = "There is no error in this log, only a notice:"
+
+
+def explain(log: str, found: list[Match] | None = None) -> str:
+    """What `find` finds in a log (or has `found`), for a terminal."""
+    found = find(log) if found is None else found
+    if other := not found and other_program(log):
+        return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
+    if not found:
+        return f"{UNKNOWN}\n\n{ASK}" if signs(log) else HEALTHY
+    first, *others = found
+    error = first.error
+    also = "\n".join(["Also in your log:", *map(_also, others)])
+    where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
+    parts = [
+        NOTICE if _only_notices(log, found) else "",
+        filled(f"In {first.file or 'your log'}, line", where),
+        error.heading,
+        filled("Why:", error.cause),
+        filled("Do:", _this_case_first(error.fix, log)),
+        FOLLOWS.get(error.kind),
+        also if others else "",
+        f"More: torchclinic explain {error.id}",
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _only_notices(log: str, found: list[Match]) -> bool:
+    """Whether `found` are warnings, and the log has no sign of an error but in their lines."""
+    patterns = [pattern for match in found for pattern in patterns_of(match.error.id)]
+    lines = signs(log)
+    return all(match.error.kind == "warning" for match in found) and all(
+        any(places_of(pattern, line) for pattern in patterns)
+        for line in (squeeze("\n".join(lines)) if lines else ())
+    )
+
+
+def _this_case_first(fix: str, log: str) -> str:
+    """Before all else those of several cases whose heads, up to the colon, quote the log.
+
+    A comma parts what a log may have; of what stands between two, it has all. Numbers alone, such
+    as shapes, are examples.
+    """
+    if not (found := re.search(r"(?:^- .*\n?(?:^  .*\n?)*)+", fix, re.MULTILINE)):
+        return fix
+    squeezed = "".join(squeeze(log))
+
+    def quotes_the_log(case: str) -> bool:
+        head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)
+        for part in re.findall(r"(?:`[^`]*`|[^`,])+", head[0] if head else ""):
+            quoted = [q for q in re.findall("`([^`]{4,})`", part) if re.search("[A-Za-z]", q)]
+            if quoted and all("".join(squeeze(words)) in squeezed for words in quoted):
+                return True
+        return False
+
+    cases = re.split(r"\n(?=- )", found[0].rstrip("\n"))
+    if not (ours := [case for case in cases if quotes_the_log(case)]):
+        return fix
+    others = "\n".join(case for case in cases if case not in ours)
+    before, after = fix[: found.start()], fix[found.end() - 1 :]
+    return "\n".join(ours) + f"\n\nOtherwise: {before}{others}{after}"
+
+
+def as_json(log: str, found: list[Match], **more: object) -> str:
+    """What `explain` says, for programs; entries of `found` that were asked for have no ``line``.
+
+    ``version`` changes only if a field goes or changes its meaning; new ones may come.
+    """
+    record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
+    return json.dumps({"version": 1, **record, **more}, indent=1)
+
+
+def _record(match: Match) -> dict:
+    error = match.error
+    fields = {name: getattr(match, name) for name in ("line", "text", "rank", "file")}
+    fields |= {name: getattr(error, name) for name in ("kind", "message")}
+    fields |= {name: without_links(getattr(error, name)).strip() for name in ("cause", "fix")}
+    url = published(f"{error.page}#{error.id}")
+    return {"id": error.id, "title": error.title, **fields, "url": url}
+
+
+def _also(match: Match) -> str:
+    line = f"line {match.line}{f' of {match.file}' if match.file else ''}"
+    where = ", ".join(filter(None, [line, match.rank, match.error.id]))
+    cause = without_links(match.error.in_brief[0])
+    return wrapped(f"{where}: {cause} {FOLLOWS.get(match.error.kind, '')}", "  ", "    ")
