@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -197,19 +197,27 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
     start = max(min(made, default=0) for made in ranks.values())
     ends = {rank: max(made, default=0) for rank, made in ranks.items()}
     for number in sorted(n for n in set().union(*ranks.values()) if n >= start):
-        here = {rank: made.get(number) for rank, made in ranks.items()
-                if number in made or number > ends[rank]}  # fmt: skip
+        calls = {
+            rank: made.get(number)
+            for rank, made in ranks.items()
+            if number in made or number > ends[rank]
+        }
         for kind, key in (("skipped", "op"), ("size", "size")):
-            usual = Counter(call[key] for call in here.values() if call).most_common(1)[0][0]
-            first = next(call for call in here.values() if call and call[key] == usual)
-            if odd := [r for r, call in here.items() if not call or call[key] != usual]:
-                pairs = [tuple(made.get(n, {}).get("op") for n in (number, number + 1))
-                         for made in ranks.values()]  # fmt: skip
-                if kind == "skipped" and set(pairs) == {pairs[0], pairs[0][::-1]} and all(pairs[0]):
-                    kind = "order"
-                told = {"kind": kind, "number": number, "next": number + 1, "ranks": odd}
-                return told | {"op": first["op"], "seconds": first["seconds"]}
+            usual = Counter(call[key] for call in calls.values() if call).most_common(1)[0][0]
+            odd = [rank for rank, call in calls.items() if not call or call[key] != usual]
+            if odd:
+                swapped = kind == "skipped" and _in_two_orders(ranks.values(), number)
+                call = next(call for call in calls.values() if call and call[key] == usual)
+                told = {"kind": "order" if swapped else kind, "number": number, "ranks": odd}
+                return told | {"next": number + 1, "op": call["op"], "seconds": call["seconds"]}
     return None
+
+
+def _in_two_orders(ranks: Iterable[dict[int, dict]], number: int) -> bool:
+    """Whether all ranks made the same two calls from `number` on, some the second one first."""
+    pairs = {tuple(made.get(n, {}).get("op") for n in (number, number + 1)) for made in ranks}
+    first = next(iter(pairs))
+    return None not in first and pairs == {first, first[::-1]}
 
 
 def _lines(said: dict[int, str]) -> list[str]:

@@ -190,27 +190,31 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
 def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
     """The renaming of our keys under which most of them are theirs.
 
-    Of renamings that do equally well: none at all, or else the one that takes off wrappers.
+    Of renamings that do equally well, the one that only takes off wrappers; else none at all.
     """
     plain = {key: drop_segments(key) for key in ours}
     if _collision(plain):
         return {key: key for key in ours}
+
+    def renamed(off: str, on: str) -> dict[str, str]:
+        return {k: on + n.removeprefix(off) if n.startswith(off) else n for k, n in plain.items()}
+
+    def fit(off: str, on: str) -> tuple[int, int]:
+        """How many keys are theirs, and how many in shape, too."""
+        pairs = {key: new for key, new in renamed(off, on).items() if new in theirs}
+        alike = sum(ours[key] == theirs[new] for key, new in pairs.items())
+        return (-1, 0) if _collision(pairs) else (len(pairs), alike)
+
     # A whole model's prefix is on many keys, a layer's name on few.
     removed = _shared_prefixes(plain.values(), len(ours) / 4)
-    wrappers = ["", *(prefix for prefix in removed if not strip_leading_wrappers(prefix))]
     added = _shared_prefixes(theirs, len(ours) / 2)
-    changes = [(off, on) for on in ["", *added] for off in wrappers]
-    changes += [(off, "") for off in removed if off not in wrappers]
-    best, top, known, tied = plain, (-1, 0), True, False
-    for off, on in changes:
-        names = {k: on + n.removeprefix(off) if n.startswith(off) else n for k, n in plain.items()}
-        pairs = {key: new for key, new in names.items() if new in theirs}
-        score = len(pairs), sum(ours[key] == theirs[new] for key, new in pairs.items())
-        if score > top and not _collision(pairs):
-            best, top, known, tied = names, score, not on and off in wrappers, False
-        elif score == top:
-            tied = True
-    return _without_inner_wrappers(plain if tied and not known else best, theirs)
+    wrappers = ["", *(prefix for prefix in removed if not strip_leading_wrappers(prefix))]
+    by_wrappers = [(off, "") for off in wrappers]
+    others = [(off, on) for on in added for off in wrappers] + [(off, "") for off in removed]
+    fits = {change: fit(*change) for change in [*by_wrappers, *others]}
+    best = [change for change in fits if fits[change] == max(fits.values())]
+    certain = best[0] in by_wrappers or len(best) == 1
+    return _without_inner_wrappers(renamed(*best[0]) if certain else plain, theirs)
 
 
 def _without_inner_wrappers(names: dict[str, str], theirs: Mapping[str, Any]) -> dict[str, str]:
