@@ -132,6 +132,12 @@ def test_with_constraints_nothing_is_installed_whose_hash_is_not_known():
     assert list(map(len, kinds)) == [1] * 5  # without index or isolation nothing is fetched
 
 
+def test_the_helper_does_not_know_the_exercises():
+    """That the clinic knows neither, ruff sees."""
+    for path in (ROOT / "src/torchladder").rglob("*.py"):
+        assert "torchexercises" not in path.read_text(encoding="utf-8")
+
+
 def test_the_oldest_versions_are_those_that_the_package_asks_for():
     asked = [line for line in PROJECT["dependencies"] if line.startswith("torch")]
     assert GROUPS["oldest"] == [f"{line.replace('>=', '==')}.*" for line in asked]

@@ -48,10 +48,10 @@ def built(tmp_path_factory):
     return folder
 
 
-def test_sdist_and_wheel_hold_both_packages_their_licences_and_nothing_else(built):
+def test_sdist_and_wheel_hold_the_packages_their_licences_and_nothing_else(built):
     files = {
         path.relative_to(ROOT / "src").as_posix()
-        for package in ("torchladder", "torchclinic")
+        for package in ("torchladder", "torchclinic", "torchexercises")
         for path in (ROOT / "src" / package).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }

@@ -72,7 +72,7 @@ def carried_source(with_gpt: bool = False) -> str:
     left_out = {"bundled", "__pycache__"}
     src = ROOT / "src"
     files = {"LICENSE": ROOT / "LICENSE", "hosted_session.py": ROOT / "tools/hosted_session.py"}
-    for package in ("torchclinic", "torchladder"):
+    for package in ("torchclinic", "torchexercises", "torchladder"):
         paths = sorted(path for path in (src / package).rglob("*") if path.is_file())
         files |= {p.relative_to(src).as_posix(): p for p in paths if not left_out & set(p.parts)}
     if with_gpt:

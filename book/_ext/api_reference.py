@@ -8,8 +8,8 @@ from unittest.mock import patch
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
+import torchexercises as check
 from torchclinic import cli
-from torchladder import check
 
 
 def write_factories(app, what, name, obj, options, signature, returns):
@@ -35,7 +35,7 @@ class CommandHelp(SphinxDirective):
 
 
 class Exercises(SphinxDirective):
-    """``exercises``: a table of all that ``torchladder.check`` judges, each a link to its page."""
+    """``exercises``: a table of all that ``torchexercises`` judges, each a link to its page."""
 
     def run(self):
         self.env.note_reread()  # the cases are in several files
@@ -59,7 +59,7 @@ def help_of(command):
 
 def leave_as_code(app, env, node, contnode):
     """A name in backticks is a link if it is ours; a parameter or PyTorch's name stays code."""
-    ours = node["reftarget"].startswith(("torchladder", "torchclinic"))
+    ours = node["reftarget"].startswith(("torchladder", "torchclinic", "torchexercises"))
     return contnode if node.get("reftype") == "obj" and not ours else None
 
 

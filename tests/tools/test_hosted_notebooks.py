@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-import hosted_notebooks
+from tools import hosted_notebooks
 import nbformat
 import pytest
 import torch
@@ -124,7 +124,8 @@ def test_what_is_carried_are_the_packages_the_programs_and_the_licence(notebooks
     assert {"hosted_session.py", "rungs/1_cpu.py", "rungs/4_ddp.py"} <= set(files)
     assert (tmp_path / "LICENSE").read_text().startswith("MIT")
     assert not [name for name in files if name.endswith((".npz", ".pyc"))]
-    folders = {"torchladder": "src", "torchclinic": "src", "hosted_session.py": "tools"}
+    folders = dict.fromkeys(["torchladder", "torchclinic", "torchexercises"], "src")
+    folders["hosted_session.py"] = "tools"
     for name, path in files.items():
         original = ROOT / folders.get(name.split("/")[0], "") / name
         assert path.read_bytes() == original.read_bytes()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from torchclinic.where import where_is
-from torchladder.check import Wrong, exercise, expect
+from torchexercises import Wrong, exercise, expect
 from torchladder.devices import simulated_gpus
 
 

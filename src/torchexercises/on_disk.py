@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from torchladder.check import Wrong, exercise, expect
+from torchexercises import Wrong, exercise, expect
 
 
 @exercise("01", minutes=5, hint="row.untyped_storage().nbytes() says what a file of the row holds.")

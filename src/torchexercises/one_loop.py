@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchladder.check import Wrong, exercise, expect
+from torchexercises import Wrong, exercise, expect
 
 
 def _net() -> nn.Module:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from torchladder.check import Wrong, exercise, expect, on_ranks
+from torchexercises import Wrong, exercise, expect, on_ranks
 
 
 def _net(*names: str) -> nn.ModuleDict:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.run import parse_args
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from torchladder.check import Wrong, exercise, expect, on_ranks
+from torchexercises import Wrong, exercise, expect, on_ranks
 
 
 @exercise("16", minutes=10, hint="Fill the last batch up with zeros, and cut off what they give.")

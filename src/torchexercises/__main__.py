@@ -1,6 +1,6 @@
 """Judge the exercises in a file of Python: for a grader, without a notebook and without network.
 
-``python -m torchladder.check answers.py average_gradients --json`` ends with 0 if all that is named
+``python -m torchexercises answers.py average_gradients --json`` ends with 0 if all that is named
 is right, else with 1. Without names it judges every exercise that the file defines.
 """
 
@@ -10,11 +10,11 @@ import json
 import runpy
 import sys
 
-from torchladder import check
+import torchexercises as check
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m torchladder.check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m torchexercises", description=__doc__)
     parser.add_argument("file", help="defines functions by the names of the exercises")
     parser.add_argument("names", nargs="*", metavar="name", help="default: all that it defines")
     parser.add_argument("--json", action="store_true", help="name, right, said: one line of JSON")

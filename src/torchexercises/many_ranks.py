@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchladder.check import Wrong, exercise, expect, on_ranks
+from torchexercises import Wrong, exercise, expect, on_ranks
 
 
 @exercise(

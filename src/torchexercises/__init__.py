@@ -2,7 +2,7 @@
 
 Each name of `EXERCISES` is a function of this module, which takes what the reader wrote::
 
-    from torchladder import check
+    import torchexercises as check
 
     check.average_gradients(average_gradients)
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from running import ROOT, text_of
 
-from torchladder import check
-from torchladder.check.__main__ import main
+import torchexercises as check
+from torchexercises.__main__ import main
 
 EXERCISES = check.all_exercises()
 ANSWERS = {
@@ -127,7 +127,7 @@ def test_a_grader_gets_json_and_an_exit_status(tmp_path, monkeypatch, capsys):
     source = "import torch.distributed as dist\n" + inspect.cleandoc("\n" + source)
     source = source.replace("def summed", "def average_gradients")
     answers.write_text(source)
-    command = [sys.executable, "-m", "torchladder.check", answers, "--json"]
+    command = [sys.executable, "-m", "torchexercises", answers, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert not json.loads(done.stdout)["average_gradients"]["right"]

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from torchladder.check import Wrong, exercise, expect, on_ranks
+from torchexercises import Wrong, exercise, expect, on_ranks
 from torchladder.traffic import Traffic
 
 
