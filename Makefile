@@ -46,7 +46,7 @@ _build/pages: _toc.yml _config.yml requirements.txt pyproject.toml
 	rm -rf $(HTML) _build/.doctrees
 
 pdf: $(VENV)/tested  ## write the whole book as one PDF into _build; needs Chromium
-	$(BIN)/python tools/pdf.py _build/$(BOOK).pdf
+	$(BIN)/python -m tools.pdf _build/$(BOOK).pdf
 
 zip: book  ## write the site, to read without network, as one zip file into _build
 	cd _build && ln -sfn html $(BOOK) && ../$(BIN)/python -m zipfile -c $(BOOK).zip $(BOOK)
@@ -79,13 +79,13 @@ test-site: $(VENV)/tested  ## build the site from scratch and test it, also in a
 	TORCHLADDER_SITE=$(HTML) $(PART) tests/site tests/tools
 
 refresh: venv  ## run every chapter and store its outputs
-	$(BIN)/python tools/refresh.py
+	$(BIN)/python -m tools.refresh
 
 measure: venv  ## measure this machine's GPUs for the book's table; minutes: make measure LINK=pcie3 PEAK=65
-	$(BIN)/python benchmarks/measure_here.py --link="$(LINK)" --peak="$(PEAK)"
+	$(BIN)/python -m benchmarks.measure_here --link="$(LINK)" --peak="$(PEAK)"
 
 record: venv  ## run all on this machine and keep it for the site: make record MACHINE=1xH200
-	$(BIN)/python tools/record.py "$(MACHINE)"
+	$(BIN)/python -m tools.record "$(MACHINE)"
 
 # PyTorch, torchvision, matplotlib and pytest have to be there. Wheels for a newer glibc might not run.
 FASHION ?= /usr/share/datasets/fashion-mnist
@@ -97,7 +97,7 @@ pack: venv  ## put what a machine without network needs to be recorded into dist
 	git rev-parse HEAD > dist/offline/commit
 
 kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist/kaggle
-	$(BIN)/python tools/hosted_notebooks.py
+	$(BIN)/python -m tools.hosted_notebooks
 
 # With its versions and variables, a home and a folder of their own, and no network. Kaggle has Python 3.12, Colab 3.13:
 # make test-hosted HOST=colab PYTHON=python3.13
@@ -107,7 +107,7 @@ test-hosted: venv  ## run them with the versions of HOST=kaggle or colab: 5 GB, 
 	rm -rf $(HOSTED)
 	"$(PYTHON)" -m venv .venv-$(HOST)
 	.venv-$(HOST)/bin/pip install --quiet -r tools/$(HOST).txt
-	$(BIN)/python tools/hosted_notebooks.py $(HOSTED)
+	$(BIN)/python -m tools.hosted_notebooks $(HOSTED)
 	cd $(HOSTED) && env -i HOME="$$PWD" PATH="$${PWD%/*/*}/.venv-$(HOST)/bin:/usr/bin:/bin:/usr/sbin:/sbin" LANG=C.UTF-8 \
 	PYTHONPATH=/env/python COLAB_RELEASE_TAG=none $(if $(filter kaggle,$(HOST)),KAGGLE_KERNEL_RUN_TYPE=Batch) \
 	TQDM_DISABLE=1 OMP_NUM_THREADS=1 unshare --map-root-user --net sh -c 'ip link set lo up; exec "$$@"' sh \
@@ -122,10 +122,10 @@ test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and
 
 ROUNDS ?= 5
 stress: $(VENV)/tested  ## run chapters and tests again and again on a machine that is kept busy, and say what fell how often: hours
-	$(BIN)/python tools/stress.py $(ROUNDS)
+	$(BIN)/python -m tools.stress $(ROUNDS)
 
 bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minutes, or GROUPS="loop kills"; on a quiet machine
-	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(GROUPS)
+	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run $(GROUPS)
 
 # In an environment of its own, which needs no PyTorch.
 dist:  ## build and check the wheel and the sdist, in dist

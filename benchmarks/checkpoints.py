@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from results import Result
+from benchmarks.results import Result
 
 RUNS = 6  # enough for the range of the median
 

@@ -14,9 +14,9 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from results import Result
 from torch import nn
 
+from benchmarks.results import Result
 from torchclinic.writing import LEFTOVER
 from torchladder import checkpoint
 

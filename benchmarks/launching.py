@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from results import Result
+from benchmarks.results import Result
 
 CHAPTER = Path(__file__).resolve().parent.parent / "notebooks" / "09_rung_4_distributed.ipynb"
 ROUNDS, LATER = 6, 2  # six first launches: enough for the range of their median
@@ -66,7 +66,7 @@ def _work_and_leave(**group):
 def torchrun():
     options = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *options, __file__, "rank"]
+    command = [sys.executable, *options, "-m", "benchmarks.launching", "rank"]
     subprocess.run(command, check=True, env=environment, capture_output=True)
 
 
@@ -134,7 +134,7 @@ def measure():
 
 def in_new_process(name):
     """The `times` of a peer; this file is the main module, so that ranks need not import it."""
-    command = [sys.executable, __file__, name]
+    command = [sys.executable, "-m", "benchmarks.launching", name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

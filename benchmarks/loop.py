@@ -14,8 +14,9 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from results import Result
 from torch import nn
+
+from benchmarks.results import Result
 
 STEPS, BATCH_SIZE = 200, 16
 REPEATS = 100

@@ -1,6 +1,6 @@
 """Measure this machine's GPUs as rows of measured_by_others.csv; some minutes.
 
-    python benchmarks/measure_here.py --peak 65 --link pcie3 > rows.csv
+    python -m benchmarks.measure_here --peak 65 --link pcie3 > rows.csv
 
 A step of GPT-2 in two sizes, with Adam and autocast: its time, and the most memory that it needs.
 With two GPUs or more, all-reduces and DDP, too. Nothing else may run on the GPUs. It also prints
@@ -17,12 +17,12 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-import measured_by_others as table
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks import measured_by_others as table
 from torchclinic.machine import cpu_name
 from torchladder.launching import launch
 from torchladder.measuring import measure, measure_across_ranks, peak_memory, reset_peak_memory

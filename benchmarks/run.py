@@ -14,8 +14,8 @@ import platform
 from pathlib import Path
 
 import torch
-from results import table
 
+from benchmarks.results import table
 from torchclinic.machine import cpu_name
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -51,7 +51,10 @@ def main(names):
     """Run the groups of these names, and keep what the file says of the others."""
     groups = json.loads(RESULTS.read_text())
     for name in names:
-        results = [dataclasses.asdict(one) for one in importlib.import_module(name).measure()]
+        results = [
+            dataclasses.asdict(one)
+            for one in importlib.import_module(f"benchmarks.{name}").measure()
+        ]
         groups[name] = {"machine": machine(), "results": results}
         print(f"\n{name}\n{table(results)}", flush=True)
         RESULTS.write_text(json.dumps(groups, indent=1) + "\n")

@@ -6,8 +6,7 @@ Two ranks with a thread each train LeNet. The ceiling is the same two ranks, eac
 from functools import partial
 from statistics import median
 
-from results import Result
-
+from benchmarks.results import Result
 from torchladder.launching import launch
 
 BATCHES = (64, 256)  # images per step of each rank

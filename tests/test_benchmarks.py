@@ -3,9 +3,10 @@
 import dataclasses
 import json
 
-import run
-from results import Result, median_range, table
 from running import ROOT
+
+from benchmarks import run
+from benchmarks.results import Result, median_range, table
 
 
 def test_a_ratio_has_the_range_of_its_runs_and_of_six_or_more_that_of_the_median():

@@ -6,13 +6,13 @@ import sys
 from collections import Counter, defaultdict
 from itertools import chain
 
-import measured
-import measured_by_others
 import pytest
 import torch
 from matplotlib.collections import PathCollection
 from running import ROOT
 
+from benchmarks import measured_by_others
+from book._ext import measured
 from torchclinic import will_it_fit
 
 BOUNDS = {  # of the predictions: the median error, and the share that is within a ratio
@@ -119,7 +119,7 @@ def test_the_figure_has_a_dot_for_each_row():
 @pytest.mark.slow
 def test_rows_measured_here_pass_the_check_of_the_table_and_say_that_a_cpu_is_no_gpu():
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/measure_here.py"], capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.measure_here"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     rows = measured_by_others.read(done.stdout.splitlines())

@@ -325,7 +325,7 @@ def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
 @pytest.mark.long
 def test_kills_at_random_instants_lose_nothing():
     """20 of them; as many as TORCHLADDER_KILLS says, such as 200, if it is set."""
-    from kills import kills
+    from benchmarks.kills import kills
 
     count = int(os.environ.get("TORCHLADDER_KILLS", 20))
     result = kills(count)

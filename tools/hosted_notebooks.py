@@ -1,6 +1,6 @@
 """Make a chapter run on Kaggle and Colab: one notebook that carries the packages, for both.
 
-    python tools/hosted_notebooks.py [folder]       # dist/kaggle; `make kaggle` calls this
+    python -m tools.hosted_notebooks [folder]       # dist/kaggle; `make kaggle` calls this
 
 writes each notebook of the book so that it runs on its own; the site offers the same notebooks.
 The same sources give the same bytes.

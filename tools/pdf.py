@@ -11,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import chromium
 import yaml
+
+from tools import chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_PAGE = re.compile(r'(?<=href=")(?:\.\./)*index\.html(?=#)')

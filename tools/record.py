@@ -1,7 +1,7 @@
 """Run the GPU tests and all chapters on this machine, and keep what came out in ``runs/<machine>``.
 
-    python tools/record.py 1xH200
-    python tools/record.py 1xH200 --minutes 9 --runs kept    # again, to go on in that folder
+    python -m tools.record 1xH200
+    python -m tools.record 1xH200 --minutes 9 --runs kept    # again, to go on in that folder
 
 The machine's name is a claim; where it is not true, nothing runs. Each part is kept as soon as it
 has ended, a chapter that fails as far as it got, and what has passed is not run again. For a
@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from machine_facts import ROOT, commit, machine_facts
 from nbclient.exceptions import CellControlSignal
-from refresh import NOTEBOOKS, execute, write_notebook, write_text
+
+from tools.machine_facts import ROOT, commit, machine_facts
+from tools.refresh import NOTEBOOKS, execute, write_notebook, write_text
 
 LIMIT = 300  # seconds: a cell, a file of tests
 SAME = ("machine", "gpus", "torch", "commit")  # or it is another run
@@ -151,7 +152,6 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="parts with WORD in their name")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
-    sys.path.insert(0, str(ROOT / "src"))
     # In a process of its own: CUDA started here would take memory from the chapters.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         facts = pool.apply(machine_facts)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from machine_facts import machine_facts
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+from tools.machine_facts import machine_facts
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 METADATA = {
@@ -37,7 +38,9 @@ def refresh(path: Path) -> None:
         If a cell that has this tag raises nothing; likewise.
     """
     if path.stem.startswith("errors_"):
-        from clinic_notebooks import clinic_notebook  # needs the packages; recording runs without
+        from tools.clinic_notebooks import (
+            clinic_notebook,
+        )  # needs the packages; recording runs without
 
         notebook = clinic_notebook(path.stem.removeprefix("errors_"))
     else:
@@ -138,7 +141,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def main(names: list[str]) -> None:
-    from clinic_notebooks import with_new_tables  # as above
+    from tools.clinic_notebooks import with_new_tables  # as above
 
     # A child's progress bars and colours are for terminals, not for a page. The other is that of
     # torchladder.measuring.when_recorded.

@@ -1,6 +1,6 @@
 """What training across two hosts does: measured, cut off and broken, for ``runs/two_hosts.json``.
 
-``python tools/two_hosts_record.py`` runs the scenarios of ``two_hosts.toml`` and measures links,
+``python -m tools.two_hosts_record`` runs the scenarios of ``two_hosts.toml`` and measures links,
 some twenty minutes, as root. Names of scenarios after it (or ``link``) record these again, and
 keep the others. Under torchrun, this file is what measures the link.
 """
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
+from tools.two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = tomllib.loads((ROOT / "tools" / "two_hosts.toml").read_text())
@@ -86,7 +86,9 @@ def record_links() -> dict:
     for rate, bandwidth in RATES.items():
         for delay in DELAYS if rate else DELAYS[:1]:  # at full rate, carrying costs more than that
             with two_hosts(rate=rate, delay=delay) as hosts:
-                jobs = [host.start([*torchrun(host), __file__]) for host in hosts]
+                jobs = [
+                    host.start([*torchrun(host), "-m", __spec__.name], cwd=ROOT) for host in hosts
+                ]
                 if sum(job.wait(300) for job in jobs):
                     raise RuntimeError("".join(job.text for job in jobs))
             found = next(json.loads(line) for _, line in jobs[0].lines if line.startswith("{"))
@@ -234,9 +236,9 @@ def difference(one: Path, other: Path) -> float:
 
 def main(*again: str, file: Path = ROOT / "runs" / "two_hosts.json") -> None:
     """Run all experiments, or only these parts or scenarios again, and write what they gave."""
-    from machine_facts import machine_facts
-    from record import cleaner
-    from refresh import write_text
+    from tools.machine_facts import machine_facts
+    from tools.record import cleaner
+    from tools.refresh import write_text
 
     # What the program under torchrun imports.
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")

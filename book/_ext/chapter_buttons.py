@@ -7,11 +7,10 @@ does not offer them.
 """
 
 import re
-import sys
 from pathlib import Path
 
-from controls import TEMPLATES
-from landing import ladder
+from book._ext.controls import TEMPLATES
+from book._ext.landing import ladder
 
 MORE = "book/hosted"
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -59,8 +58,7 @@ def published_path(config, file):
 
 def write_notebooks(app, exception):
     if exception is None and app.builder.name == "html" and MORE in app.env.found_docs:
-        sys.path.insert(0, str(TOOLS))
-        import hosted_notebooks
+        from tools import hosted_notebooks
 
         hosted_notebooks.write_notebooks(Path(app.outdir, "hosted"))
 

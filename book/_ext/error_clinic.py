@@ -12,11 +12,11 @@ from pathlib import Path
 from posixpath import relpath
 
 from docutils import nodes
-from site_pages import add_description
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from book._ext.descriptions import add_description
 from torchclinic import errors
 from torchclinic.errors.telling import ASK
 
@@ -132,6 +132,6 @@ def setup(app):
     app.add_directive("error-index", Index)
     app.add_directive("ask-others", AskOthers)
     app.connect("env-updated", write_rules)
-    app.connect("html-page-context", describe, priority=400)  # before site_pages describes it
+    app.connect("html-page-context", describe, priority=400)  # before descriptions does
     app.connect("html-page-context", unfold_contents, priority=400)  # before the theme draws it
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

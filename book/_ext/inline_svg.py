@@ -9,10 +9,11 @@ import re
 from html import escape
 from pathlib import Path
 
-from controls import TEMPLATES
 from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
+
+from book._ext.controls import TEMPLATES
 
 LOGGER = logging.getLogger(__name__)
 FRAME = '<figure class="torchladder-figure mechanism" role="img" aria-label="{}">{}</figure>'

@@ -14,15 +14,15 @@ import textwrap
 import tomllib
 from pathlib import Path
 
-from controls import raw, rendered
 from docutils import nodes
-from error_clinic import note_catalogue
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-from recorded_runs import day
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+from book._ext.controls import raw, rendered
+from book._ext.error_clinic import note_catalogue
+from book._ext.recorded_runs import day
 from torchclinic import errors, will_it_fit
 from torchladder.showing import COLORS
 

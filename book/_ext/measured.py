@@ -7,18 +7,14 @@ many "times" as fast it is as its base. The directive writes the ``figure``, the
 or all ``rows``, folded.
 """
 
-import sys
 from itertools import chain
 from math import log2
-from pathlib import Path
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+from benchmarks import measured_by_others as table
 from torchladder.showing import in_bytes, show
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import measured_by_others as table
 
 KINDS = [*chain(*table.PANELS.values()), "FLOPs"]
 

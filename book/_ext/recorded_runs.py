@@ -189,7 +189,7 @@ def machines_list(app):
 
 
 def setup(app):
-    # The pages change with it; see site_pages.digest_of_looks.
+    # The pages change with it; see looks.digest_of_looks.
     app.add_config_value("told_of_runs", "", "env", str)
     # After the contents were read, which excludes everything else.
     app.connect("config-inited", find_runs, priority=900)

@@ -9,10 +9,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
-from clinic_notebooks import NEEDS, PARTS, clinic_notebook, with_new_tables
-from clinic_notebooks import TORCH as QUOTED_TORCH
 from running import ROOT, text_of
 
+from tools.clinic_notebooks import NEEDS, PARTS, clinic_notebook, with_new_tables
+from tools.clinic_notebooks import TORCH as QUOTED_TORCH
 from torchclinic import errors
 from torchclinic.errors import catalogue, find
 from torchclinic.errors.entries import KINDS
@@ -188,12 +188,12 @@ def test_the_notebooks_of_the_clinic_say_what_the_catalogue_says():
         return [(c.id, c.cell_type, c.source, c.metadata.get("tags", [])) for c in book.cells]
 
     for part in PARTS:
-        assert shown(notebook(part)) == shown(clinic_notebook(part)), "run tools/refresh.py"
+        assert shown(notebook(part)) == shown(clinic_notebook(part)), "run make refresh"
 
 
 def test_the_tables_in_the_chapters_say_what_the_catalogue_says():
     chapters = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-    assert [path.name for path, _ in with_new_tables(chapters)] == [], "run tools/refresh.py"
+    assert [path.name for path, _ in with_new_tables(chapters)] == [], "run make refresh"
 
 
 # What chapters raise in words of their own, or without any: nobody would look for it. The packages'

@@ -9,9 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
-import chromium
 import pytest
 from running import ROOT, parsed, ran
+
+from tools import chromium
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,10 +5,10 @@ import random
 import re
 
 import pytest
-from clinic_notebooks import PARTS
 from running import ROOT
 from test_browser import PHONE, assert_axe_finds_nothing
 
+from tools.clinic_notebooks import PARTS
 from torchclinic import errors
 from torchclinic.errors.finding import GAP
 from torchclinic.errors.squeezing import signs as signs_of

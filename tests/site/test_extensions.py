@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-import chapter_buttons
 import pytest
 from bs4 import BeautifulSoup
 from running import parsed, sphinx
 
+from book._ext import chapter_buttons
 from torchladder.showing import Svg
 
 

@@ -1,7 +1,8 @@
 """The landing page: what it says is what the repository holds, and it leads there in few clicks."""
 
-import landing
 import pytest
+
+from book._ext import landing
 
 OPENED = "index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]

@@ -38,7 +38,7 @@ def published(tmp_path_factory):
     own |= {"redirects": {"old/name": "../book/new.html"}}
     own |= {"templates_path": [str(ROOT / "book/_templates")]}
     own["extensions"] = ["myst_nb", "sphinx_sitemap", "notfound.extension"]
-    own["extensions"] += ["sphinxext.opengraph", "sphinx_reredirects", "site_pages"]
+    own["extensions"] += ["sphinxext.opengraph", "sphinx_reredirects", "book._ext.addresses"]
     own["extensions"] += ["recorded_runs", "chapter_buttons", "error_clinic", "search"]
     assert sphinx(folder, **own) == (0, "")
     return folder / "_build"

@@ -11,12 +11,13 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tools import hosted_notebooks
 import nbformat
 import pytest
 import torch
 from bs4 import BeautifulSoup
 from running import ROOT, ran
+
+from tools import hosted_notebooks
 
 NAMES = [path.stem for path in hosted_notebooks.NOTEBOOKS]
 SITE_PACKAGES = str(Path(torch.__file__).parent.parent)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import hosted_session
 import numpy as np
 import pytest
 import torch
 from running import ROOT
 
+from tools import hosted_session
 from torchladder import data
 
 VARIABLES = {

@@ -3,11 +3,11 @@
 import re
 import unicodedata
 
-import pdf
 import pytest
 from pypdf import PdfReader
 from running import ROOT
 
+from tools import pdf
 from torchclinic import errors
 
 

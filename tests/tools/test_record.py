@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import sys
 
-import machine_facts
 import nbformat
 import pytest
 from running import ROOT, parsed, sphinx
+
+from tools import machine_facts
 
 CHAPTERS = {
     "01_fine": ["import os, socket\nprint(os.getcwd(), f'{socket.gethostname()}:29500')"],
@@ -45,7 +46,7 @@ def repository(tmp_path_factory):
 
 
 def record(repository, *options):
-    command = [sys.executable, "tools/record.py", *options]
+    command = [sys.executable, "-m", "tools.record", *options]
     return subprocess.run(command, cwd=repository, capture_output=True, text=True)
 
 

@@ -2,10 +2,10 @@
 
 import nbformat
 import pytest
-import refresh
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
+from tools import refresh
 from torchladder.measuring import RECORDING
 
 SOURCES = ["print('a')\nprint('b')", "1 + 1   "]

@@ -6,8 +6,9 @@ import threading
 
 import psutil
 import pytest
-import stress
 from running import wait_until
+
+from tools import stress
 
 pytestmark = pytest.mark.slow
 JUNIT = '<testsuite><testcase classname="a" name="b"><failure/></testcase><testcase name="c"/>'

@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 import torch
-import two_hosts
-import two_hosts_record
 from running import ROOT
 from test_rungs import accuracy_printed, few_images, run_here
-from two_hosts import torchrun
+
+from tools import two_hosts, two_hosts_record
+from tools.two_hosts import torchrun
 
 SCENARIOS = two_hosts_record.SCENARIOS
 OTHER_RANKS = ("fsdp_back_with_two", "fsdp_alone")

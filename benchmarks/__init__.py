@@ -1,0 +1,1 @@
+"""Measured ratios against peers and limits: `python -m benchmarks.run`, in the root."""

@@ -1,0 +1,1 @@
+"""What maintainers run, as `python -m tools.refresh`, in the root."""
