@@ -18,12 +18,13 @@ from sphinx.util.docutils import SphinxDirective
 
 from book._ext.descriptions import add_description
 from torchclinic import errors
+from torchclinic.errors.entries import CATALOGUE
 from torchclinic.errors.telling import ASK
 
 LOGGER = logging.getLogger(__name__)
 NOTEBOOK = re.compile(r"(?:notebooks|runs/[^/]+)/errors_(\w+)")
 LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(?=[)#])")
-CATALOGUE = sorted(errors.CATALOGUE.glob("*.toml"))
+CATALOGUE = sorted(CATALOGUE.glob("*.toml"))
 RULES = "error_rules.js"
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torchclinic.errors.terminal import block, filled, wrapped
 
-PACKAGE = Path(__file__).parents[1]
+CATALOGUE = Path(__file__).parents[1] / "catalogue"
 # Of the book, in a clone of it; a chapter that runs alone, as on Kaggle, has none beside it.
-NOTEBOOKS = PACKAGE.parents[1] / "notebooks"
+NOTEBOOKS = CATALOGUE.parents[2] / "notebooks"
 # What is shown first: an error, or what a log says of an error that has no message (silent); then
 # what follows from an error elsewhere; then warnings.
 KINDS = {"error": 0, "silent": 0, "follows": 1, "warning": 2}
@@ -85,7 +85,7 @@ def catalogue() -> dict[str, Error]:
 @cache
 def page(name: str) -> dict:
     """A file of the catalogue, such as ``pages``, or one of the `parts` that it names."""
-    text = (PACKAGE / "catalogue" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (CATALOGUE / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
