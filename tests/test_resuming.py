@@ -1,6 +1,7 @@
 """A run that was killed goes on as if nothing had happened, or says in what it cannot."""
 
 import contextlib
+import fcntl
 import os
 import random
 import re
@@ -423,13 +424,34 @@ def test_a_file_of_the_users_that_has_the_locks_name_is_left_alone(tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("precious")
     (lock := tmp_path / LOCK).symlink_to(mine)
+    refused = pytest.raises(OSError, match=r"no lock of a run; move it away.*\.run\.lock")
     for make in (lambda: shutil.copy(mine, lock), lambda: os.mkfifo(lock), lock.mkdir):
-        refused = pytest.raises(OSError, match=r"no lock of a run; move it away.*\.run\.lock")
         with refused, sole_use(tmp_path):
             pass
         assert mine.read_text() == "precious"
         lock.unlink()
         make()
+    lock.rmdir()
+    of_a_run = f"process {os.getpid()} on {socket.gethostname()}, since 2026-01-02 03:04:05"
+    for text in (b"\xff\xfe\xff", b"process notes: wash, rinse", f"{of_a_run}\nmine".encode()):
+        lock.write_bytes(text)
+        with refused, sole_use(tmp_path):
+            pass
+        assert lock.read_bytes() == text
+    lock.write_text(of_a_run)  # of one that was killed
+    with sole_use(tmp_path):
+        pass
+    assert not lock.exists()
+
+
+def test_a_lock_that_is_held_and_says_nothing_of_a_run_is_not_printed(tmp_path):
+    with open(tmp_path / LOCK, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for text in (b"\xff\xfe\xff", b"\x1b[2J"):
+            lock.write(text)
+            lock.flush()
+            with pytest.raises(BlockingIOError, match="it has just begun"), sole_use(tmp_path):
+                pass
 
 
 def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):

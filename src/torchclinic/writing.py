@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import secrets
 import socket
 import stat
@@ -16,6 +17,7 @@ with suppress(ImportError):  # Windows has none
 
 LEFTOVER = ".torchclinic-tmp"  # how the name of a file that is being written ends
 LOCK = ".run.lock"  # the file that says which run is writing to its folder; rungs/gpt.py has it too
+HOLDER = re.compile(r"process \d+ on \S+, since [\d-]+ [\d:]+")  # all that is in it
 
 
 @contextmanager
@@ -112,18 +114,21 @@ def _locked(path: Path) -> IO[str]:
     while True:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise not_ours
-        lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - for writing, as NFS wants it
+        # For writing, as NFS wants it; closed with the lock.
+        lock = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         lock.seek(0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            what = f"another run is writing there ({lock.read(200) or 'it has just begun'})"
+            holder = HOLDER.fullmatch(lock.read(200))
+            what = f"another run is writing there ({holder[0] if holder else 'it has just begun'})"
             lock.close()
             advice = "name another folder, or end that run first"
             raise BlockingIOError(error.errno, f"{what}: {advice}", str(path.parent)) from None
         except (NameError, OSError):  # Windows; a file system without locks
             pass
-        if lock.read(8) not in ("", "process "):
+        text = lock.read(200)
+        if text and not HOLDER.fullmatch(text):
             lock.close()
             raise not_ours
         with suppress(FileNotFoundError):  # who had it removes it before letting go
