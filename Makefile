@@ -1,7 +1,7 @@
 # Two commands: make book, make test. Both make .venv first; a second run starts at once.
 
 PYTHON ?= python3
-# CI sets CONSTRAINTS=constraints.txt to get the files that were tested together, known by their hashes.
+# CI sets CONSTRAINTS=tools/locks/newest.txt to get the files that were tested together, known by their hashes.
 CONSTRAINTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ BOOK = $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site quick lint notebooks package coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site ci quick lint notebooks package coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,8 +113,11 @@ test-hosted: venv  ## run them with the versions of HOST=kaggle or colab: 5 GB, 
 	TQDM_DISABLE=1 OMP_NUM_THREADS=1 unshare --map-root-user --net sh -c 'ip link set lo up; exec "$$@"' sh \
 	python -m pytest -c /dev/null -p no:cacheprovider -q --nbval-lax --nbval-current-env --nbval-cell-timeout=300 $(or $(ONLY),.)
 
+ci:  ## test and test-site with the versions that were tested together
+	$(MAKE) -k CONSTRAINTS=tools/locks/newest.txt test test-site
+
 test-oldest:  ## test and test-site on the oldest torch supported, in .venv-oldest; needs Chromium
-	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=oldest.txt PARTS="notebooks package" test test-site
+	$(MAKE) -k VENV=.venv-oldest CONSTRAINTS=tools/locks/oldest.txt PARTS="notebooks package" test test-site
 
 test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
 	$(BIN)/pip install --quiet -e ".[ray]"
@@ -130,7 +133,7 @@ bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minut
 # In an environment of its own, which needs no PyTorch.
 dist:  ## build and check the wheel and the sdist, in dist
 	"$(PYTHON)" -m venv .venv-dist
-	.venv-dist/bin/pip install --quiet $(BY_HASH) release.txt
+	.venv-dist/bin/pip install --quiet $(BY_HASH) tools/locks/release.txt
 	rm -rf dist/torchladder-*
 	.venv-dist/bin/python -m build --no-isolation --outdir dist
 	.venv-dist/bin/twine check --strict dist/torchladder-*
@@ -138,10 +141,10 @@ dist:  ## build and check the wheel and the sdist, in dist
 # For all Pythons from 3.11 on, on Linux and macOS. What a file has already stays, unless UPGRADE=--upgrade.
 LOCK = uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
 	--no-annotate --no-emit-package torchladder --custom-compile-command "make lock"
-lock:  ## renew constraints.txt, oldest.txt and release.txt: the versions and hashes for CI; needs uv
-	$(LOCK) --extra test pyproject.toml requirements.txt -o constraints.txt
-	$(LOCK) --extra test pyproject.toml requirements.txt --group oldest -o oldest.txt
-	$(LOCK) --group release -o release.txt
+lock:  ## renew tools/locks: the versions and hashes for CI; needs uv
+	$(LOCK) --extra test pyproject.toml requirements.txt -o tools/locks/newest.txt
+	$(LOCK) --extra test pyproject.toml requirements.txt --group oldest -o tools/locks/oldest.txt
+	$(LOCK) --group release -o tools/locks/release.txt
 
 # As one commit without a history, since what was published before is not worth its space.
 publish:  ## push the site that make book has built to the branch gh-pages, from which Kaggle and Colab fetch notebooks

@@ -1,4 +1,4 @@
-"""The files in ``cluster/``, as far as a machine without a cluster can check them."""
+"""The files in ``rungs/cluster/``, as far as a machine without a cluster can check them."""
 
 import copy
 import importlib.util
@@ -18,7 +18,7 @@ from running import ROOT, ran, shellcheck
 from torchladder import data, models
 from torchladder.launching import launch
 
-SBATCH = ROOT / "cluster" / "torchrun.sbatch"
+SBATCH = ROOT / "rungs/cluster" / "torchrun.sbatch"
 WITHOUT_GPUS = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 # --- Slurm ----------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_the_sbatch_script_saves_when_its_time_is_over_and_goes_on_when_it_is_re
 
 @pytest.fixture
 def train_job():
-    return yaml.safe_load((ROOT / "cluster" / "trainjob.yaml").read_text())
+    return yaml.safe_load((ROOT / "rungs/cluster" / "trainjob.yaml").read_text())
 
 
 def test_kubeflow_trainer_knows_every_field_of_the_train_job(train_job):
@@ -140,7 +140,7 @@ def train_as_rung_4(epochs):
 def test_ray_trains_with_two_workers_to_the_accuracy_of_rung_4(tmp_path):
     if not importlib.util.find_spec("ray"):  # importing it would set variables
         pytest.skip('no Ray here: pip install "ray[train]"')
-    program = ["python", ROOT / "cluster" / "ray_train.py", "--epochs", "2"]
+    program = ["python", ROOT / "rungs/cluster" / "ray_train.py", "--epochs", "2"]
     storage = ["--storage", tmp_path / "storage"]
     # Not in tmp_path: the names of Ray's sockets would be too long there.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short:

@@ -15,7 +15,6 @@ import yaml
 from running import ROOT, ran, shellcheck
 
 import torchclinic
-import torchladder
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -42,7 +41,6 @@ SCHEMAS = {
     "vendor.github-issue-forms": ".github/ISSUE_TEMPLATE/[0-9]*.yml",
     "vendor.github-issue-config": ".github/ISSUE_TEMPLATE/config.yml",
     "vendor.dependabot": ".github/dependabot.yml",
-    "vendor.citation-file-format": "CITATION.cff",
 }
 
 
@@ -63,7 +61,7 @@ def test_a_workflow_runs_only_what_a_laptop_runs():
             assert targets
             assert targets <= known, command
         else:
-            assert f"`{first} {words[0]}" in text("CONTRIBUTING.md"), command
+            assert f"`{first} {words[0]}" in text(".github/CONTRIBUTING.md"), command
 
 
 def test_actions_are_named_by_commit_and_rights_are_given_one_by_one():
@@ -114,18 +112,18 @@ def test_nothing_is_removed_but_what_a_recipe_has_made():
         assert f"HOST={host}: choose kaggle or colab" in done.stderr
 
 
-# --- versions -----------------------------------------------------------------------------------
-
-
-def test_the_citation_names_the_packages_version():
-    assert yaml.safe_load(text("CITATION.cff"))["version"] == torchladder.__version__
-
-
 # --- what is installed --------------------------------------------------------------------------
 
 
 def test_with_constraints_nothing_is_installed_whose_hash_is_not_known():
-    command = ["make", "-nB", "CONSTRAINTS=constraints.txt", "VENV=new", "new/tested", "dist"]
+    command = [
+        "make",
+        "-nB",
+        "CONSTRAINTS=tools/locks/newest.txt",
+        "VENV=new",
+        "new/tested",
+        "dist",
+    ]
     lines = re.findall(r".*(?:pip install|-m build).*", ran(*command, cwd=ROOT))
     closed = "--require-hashes --no-deps|--no-index --no-build-isolation|--no-isolation"
     kinds = [re.findall(closed, line) for line in lines]
@@ -148,18 +146,18 @@ def test_the_oldest_versions_are_those_that_the_package_asks_for():
 
 
 def test_documents_link_to_what_is_there():
-    for path in ROOT.glob("*.md"):
+    for path in [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md")]:
         shown = re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8"))  # without code
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", shown):
             if not target.startswith(("http", "../../security/advisories/new")):
-                assert (ROOT / target).exists(), (path.name, target)
+                assert (path.parent / target).exists(), (path.name, target)
 
 
 def test_the_tests_that_the_security_policy_names_are_there():
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    for name in re.findall(r"`(test_\w+|(?<=\.py` \(`)\w+)`", text("SECURITY.md")):
+    for name in re.findall(r"`(test_\w+|(?<=\.py` \(`)\w+)`", text(".github/SECURITY.md")):
         assert re.search(rf'^def {name}\(|"{name}"', tests, re.M), name
-    for path in re.findall(r"`(tests/[\w/.]+)`", text("SECURITY.md")):
+    for path in re.findall(r"`(tests/[\w/.]+)`", text(".github/SECURITY.md")):
         assert (ROOT / path).exists(), path
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from running import ROOT
 
-SKILL = (ROOT / "SKILL.md").read_text("utf-8")
+SKILL = (ROOT / "book/SKILL.md").read_text("utf-8")
 
 
 @pytest.mark.timeout(300)

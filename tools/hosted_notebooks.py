@@ -78,7 +78,7 @@ def carried_source(with_gpt: bool = False) -> str:
     if with_gpt:
         path = src / "torchladder/bundled/clothes_gpt.safetensors"
         files[path.relative_to(src).as_posix()] = path
-    for pattern in ("rungs/*.py", "cluster/*.*", "runs/two_hosts.json"):
+    for pattern in ("rungs/*.py", "rungs/cluster/*.*", "book/runs/two_hosts.json"):
         files |= {p.relative_to(ROOT).as_posix(): p for p in sorted(ROOT.glob(pattern))}
     return carry(files)
 

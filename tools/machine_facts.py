@@ -51,7 +51,7 @@ def commit() -> str | None:
     """The commit that is run, with a + if files differ; a packed tree has it in a file."""
     if packed := [f for f in ROOT.glob("dist/offline/commit") if not (ROOT / ".git").exists()]:
         return packed[0].read_text(encoding="utf-8").strip()
-    changed = _first_line("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!runs")
+    changed = _first_line("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!book/runs")
     head = _first_line("git", "-C", str(ROOT), "rev-parse", "HEAD")
     return head and head + "+" * bool(changed)
 

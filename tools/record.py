@@ -1,4 +1,4 @@
-"""Run the GPU tests and all chapters on this machine, and keep what came out in ``runs/<machine>``.
+"""Run the GPU tests and all chapters on this machine: what came out is kept for the site.
 
     python -m tools.record 1xH200
     python -m tools.record 1xH200 --minutes 9 --runs kept    # again, to go on in that folder
@@ -34,7 +34,7 @@ SAME = ("machine", "gpus", "torch", "commit")  # or it is another run
 
 
 class Record:
-    """``runs/<machine>``: a notebook for each chapter, and ``machine.json`` about all of it."""
+    """A machine's folder: a notebook for each chapter, and ``machine.json`` about all of it."""
 
     def __init__(self, folder: Path, facts: dict, until: float) -> None:
         self.folder, self.until = folder, until
@@ -147,7 +147,7 @@ def prepare_environment(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("machine", help="what this machine is: cpu, 1xH200, 2xT4 ...")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", metavar="FOLDER")
+    parser.add_argument("--runs", type=Path, default=ROOT / "book/runs", metavar="FOLDER")
     parser.add_argument("--minutes", type=float, default=60, help="begin nothing after so long")
     parser.add_argument("--only", default="", metavar="WORD", help="parts with WORD in their name")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What training across two hosts does: measured, cut off and broken, for ``runs/two_hosts.json``.
+"""What training across two hosts does: measured, cut off and broken, for the book.
 
 ``python -m tools.two_hosts_record`` runs the scenarios of ``two_hosts.toml`` and measures links,
 some twenty minutes, as root. Names of scenarios after it (or ``link``) record these again, and
@@ -234,7 +234,7 @@ def difference(one: Path, other: Path) -> float:
 # --- the record ---------------------------------------------------------------------------------
 
 
-def main(*again: str, file: Path = ROOT / "runs" / "two_hosts.json") -> None:
+def main(*again: str, file: Path = ROOT / "book/runs/two_hosts.json") -> None:
     """Run all experiments, or only these parts or scenarios again, and write what they gave."""
     from tools.machine_facts import machine_facts
     from tools.record import cleaner

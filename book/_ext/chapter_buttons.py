@@ -31,8 +31,8 @@ def ladder_links(app, chapter, pathto):
 
 
 def add_buttons(app, page, template, context, doctree):
-    folder, _slash, chapter = page.partition("/")
-    if not doctree or folder not in ("notebooks", "runs"):
+    folder, _slash, chapter = page.rpartition("/")
+    if not doctree or not folder.startswith(("notebooks", "book/runs/")):
         return
     pathto = context["pathto"]
     gaps = {"source": pathto(f"_sources/{context['sourcename']}", resource=True)}

@@ -18,13 +18,13 @@ from sphinx.util.docutils import SphinxDirective
 
 from book._ext.descriptions import add_description
 from torchclinic import errors
-from torchclinic.errors.entries import CATALOGUE
+from torchclinic.errors import entries
 from torchclinic.errors.telling import ASK
 
 LOGGER = logging.getLogger(__name__)
-NOTEBOOK = re.compile(r"(?:notebooks|runs/[^/]+)/errors_(\w+)")
+NOTEBOOK = re.compile(r"(?:notebooks|book/runs/[^/]+)/errors_(\w+)")
 LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(?=[)#])")
-CATALOGUE = sorted(CATALOGUE.glob("*.toml"))
+CATALOGUE = sorted(entries.CATALOGUE.glob("*.toml"))
 RULES = "error_rules.js"
 
 

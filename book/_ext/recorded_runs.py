@@ -1,6 +1,6 @@
 """The pages of recorded runs, and what the book says of where it was run.
 
-``tools/record.py`` writes ``runs/<machine>/``. Each notebook there becomes a page outside the
+``tools/record.py`` writes ``book/runs/<machine>/``. Each notebook there becomes a page outside the
 contents and outside the search, linked from its chapter. The directive ``where-this-was-run``
 tells where the chapters' own outputs come from (``chapters``; each notebook's metadata knows it)
 and what ran elsewhere (``machines``). Of these machines, Sphinx's ``only`` knows ``gpu_recorded``,
@@ -16,14 +16,15 @@ from pathlib import Path
 from sphinx.util.docutils import SphinxDirective
 
 WHERE = "book/where_this_was_run"
+RUNS = "book/runs"
 # A recorded page's words lead nowhere: the chapter's own page has the links.
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:)[^)\s]+\)")
 
 
 def find_runs(app, config):
-    """Read what ``runs/`` holds, and let its notebooks be pages though the contents lack them."""
+    """Read what `RUNS` holds, and let its notebooks be pages though the contents lack them."""
     root = Path(app.srcdir)
-    files = sorted(root.glob("runs/[!.]*/machine.json"))
+    files = sorted(root.glob(f"{RUNS}/[!.]*/machine.json"))
     app.recorded_runs = {file.parent.name: json.loads(file.read_text("utf-8")) for file in files}
     notebooks = sorted(root.glob("notebooks/*.ipynb"))
     app.chapters_run = {file.stem: facts_of(file) for file in notebooks}
@@ -43,14 +44,15 @@ def facts_of(notebook):
 
 def recorded(app, machine):
     """The pages of a run by the names of their chapters."""
-    files = sorted(Path(app.srcdir, "runs", machine).glob("*.ipynb"))
-    return {file.stem: f"runs/{machine}/{file.stem}" for file in files}
+    files = sorted(Path(app.srcdir, RUNS, machine).glob("*.ipynb"))
+    return {file.stem: f"{RUNS}/{machine}/{file.stem}" for file in files}
 
 
 def run_and_chapter(app, page):
     """``("1xH200", "05_rung_1_cpu")`` for a page of a recorded run, else None."""
-    folder, machine, chapter = (*page.split("/", 2), "", "")[:3]
-    return (machine, chapter) if folder == "runs" and machine in app.recorded_runs else None
+    folder, _slash, chapter = page.rpartition("/")
+    machine = folder.removeprefix(f"{RUNS}/")
+    return (machine, chapter) if machine in app.recorded_runs else None
 
 
 def day(facts):
@@ -181,7 +183,7 @@ def machines_list(app):
         yield f"**{label(machine)}**, {when}: {told_of(facts)}. Run there:"
         yield ""
         for name, part in facts["parts"].items():
-            link = f"[{short(name)}](../{pages[name]}.ipynb)" if name in pages else f"`{name}`"
+            link = f"[{short(name)}](/{pages[name]}.ipynb)" if name in pages else f"`{name}`"
             told = part.get("told", part["ended"]).replace("`", "'")
             failed = "".join(f"; `{test}`" for test in part.get("failed", ()))
             yield f"- {link}: {told if part['ended'] == 'passed' else f'**{told}**'}{failed}"

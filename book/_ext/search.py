@@ -62,7 +62,7 @@ def sections(app):
     """For each page its address, its title, and of each section heading, anchor and text."""
     asked = questions()
     for page in sorted(app.env.found_docs - {"search"}):
-        if page.startswith("runs/") or page not in app.env.titles:
+        if page.startswith("book/runs/") or page not in app.env.titles:
             continue
         document = app.env.get_doctree(page)
         chapter = app.env.toc_secnumbers.get(page, {}).get("", ())

@@ -55,14 +55,14 @@ def run(repository):
     machine = machine_facts.machine_facts()["machine"]
     done = record(repository, machine)
     assert done.returncode == 1, done.stderr  # a chapter and a test have failed
-    return repository / "runs" / machine
+    return repository / "book/runs" / machine
 
 
 def test_a_run_is_only_recorded_under_the_name_of_its_machine(repository):
     done = record(repository, "9xH900")
     assert done.returncode == 2
     assert "not '9xH900'" in done.stderr
-    assert not (repository / "runs/9xH900").exists()
+    assert not (repository / "book/runs/9xH900").exists()
 
 
 def test_outcomes_of_chapters_and_gpu_tests_are_kept_as_far_as_they_got(run):
@@ -90,9 +90,8 @@ def test_what_has_passed_is_not_run_again_where_the_folder_is_taken_along(reposi
 
 
 def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
-    shutil.copytree(run, repository / "runs/2xT4")
+    shutil.copytree(run, repository / "book/runs/2xT4")
     shutil.rmtree(run)
-    (repository / "book").mkdir()
     where = "# Where\n\n" + "".join(
         f"```{{where-this-was-run}} {what}\n```\n\n" for what in ("chapters", "machines")
     )
@@ -103,18 +102,18 @@ def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
     toc = f"```{{toctree}}\n{names}\nbook/where_this_was_run\n```\n"
     (repository / "index.md").write_text(f"# Small\n\n{toc}")
     settings = {
-        "extensions": ["myst_nb", "recorded_runs"],
+        "extensions": ["myst_nb", "book._ext.recorded_runs"],
         "nb_execution_mode": "off",
         "myst_enable_extensions": ["colon_fence"],
-        "exclude_patterns": ["runs/2xT4/01_fine.ipynb", "runs/2xT4/02_stops.ipynb"],
+        "exclude_patterns": ["book/runs/2xT4/01_fine.ipynb", "book/runs/2xT4/02_stops.ipynb"],
         "suppress_warnings": ["myst.xref_missing", "myst-nb.lexer"],
     }
     assert sphinx(repository, **settings) == (0, "")
     site = repository / "_build"
     line = parsed(site / "notebooks/01_fine.html").select_one(".as-run-on")
-    assert line.a["href"] == "../runs/2xT4/01_fine.html"
+    assert line.a["href"] == "../book/runs/2xT4/01_fine.html"
     assert line.a.text == "2x T4"
-    stopped = parsed(site / "runs/2xT4/02_stops.html")
+    stopped = parsed(site / "book/runs/2xT4/02_stops.html")
     assert "ValueError: no GPU" in stopped.select_one(".admonition").text
     assert "before" in stopped.select_one(".cell_output").text
     links = {a.text: a["href"] for a in stopped.select("section > p a.reference")}

@@ -1,7 +1,8 @@
-"""The book's training loop as a Ray Train job: python cluster/ray_train.py --workers 2
+"""The book's training loop as a Ray Train job: python rungs/cluster/ray_train.py --workers 2
 
 On one machine this starts Ray itself. On a Ray cluster, with a folder that all nodes see:
-ray job submit --working-dir . -- python cluster/ray_train.py --address auto --gpus --storage DIR
+ray job submit --working-dir . -- \\
+    python rungs/cluster/ray_train.py --address auto --gpus --storage DIR
 Needs torchladder and pip install "ray[train]>=2.60", on every node.
 """
 
