@@ -1,6 +1,5 @@
 """The hidden cases of the exercises on use and several machines: chapters 16 and 17."""
 
-import shlex
 import sys
 import tempfile
 import time
@@ -11,7 +10,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.run import parse_args
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from torchexercises import Wrong, exercise, expect, on_ranks
@@ -181,56 +179,6 @@ def on_all_ranks(on_all_ranks) -> None:
             "lacks the last inputs": right[: count // ranks * ranks],
         }
         expect(f"of {count} inputs, what is returned", outputs, right, mistakes)
-
-
-@exercise("17", minutes=5, hint="The ranks of host 1 begin where those of host 0 end.")
-def place_of(place_of) -> None:
-    for gpus in ([2, 2], [4, 1, 3], [1], [1, 2, 2, 4]):
-        places = [(host, local) for host, count in enumerate(gpus) for local in range(count)]
-        for rank, right in enumerate(places):
-            equal = divmod(rank, gpus[0])
-            mistakes = {f"is {equal}, as if all hosts had {gpus[0]} GPUs": equal}
-            found = tuple(place_of(rank, given := list(gpus)))
-            expect(f"rank {rank} on {gpus}", found, right, mistakes)
-            expect("the list that you were given", given, gpus)
-
-
-@exercise("17", minutes=10, hint="--nproc-per-node counts one host's; --node-rank is its own.")
-def commands(commands) -> None:
-    for hosts, gpus in ((["alpha", "beta"], 2), (["a", "b", "c"], 8)):
-        parsed = []
-        for line in commands(hosts, gpus, "train.py --lr 0.1"):
-            words = shlex.split(line)
-            try:
-                parsed.append(parse_args(words[words[0].startswith("python") * 2 + 1 :]))
-            except SystemExit:
-                raise Wrong(f"torchrun does not understand this line: {line}") from None
-        of = {name: [str(vars(o)[name]) for o in parsed] for name in vars(parsed[0])}
-        n = len(hosts)
-        expect("the number of lines", len(parsed), n)
-        if "train.py" not in of["training_script"] or "--lr" not in parsed[-1].training_script_args:
-            raise Wrong("the script or its options are missing")
-        if any(o.standalone for o in parsed):
-            raise Wrong("--standalone is for one host: each would train alone")
-        expect("--nnodes", of["nnodes"], [str(n)] * n)
-        all_gpus = {f"is {n * gpus}, that of all hosts": [str(n * gpus)] * n}
-        expect("--nproc-per-node", of["nproc_per_node"], [str(gpus)] * n, all_gpus)
-        if set(of["rdzv_backend"]) == {"static"} and not parsed[0].rdzv_endpoint:
-            places = [f"{o.master_addr}:{o.master_port or 29500}" for o in parsed]
-            first = [host for host, o in zip(hosts, parsed, strict=True) if o.node_rank == 0]
-            same = {"is the same on all hosts": [of["node_rank"][0]] * n}
-            expect("--node-rank", sorted(of["node_rank"]), [str(i) for i in range(n)], same)
-        else:
-            places, first = of["rdzv_endpoint"], hosts
-            expect("--rdzv-backend", of["rdzv_backend"], ["c10d"] * n)
-            if len(set(of["rdzv_id"])) > 1:
-                raise Wrong("--rdzv-id differs: the hosts would wait for each other in two runs")
-        if len(set(places)) > 1:
-            raise Wrong(f"the hosts meet at different places: {', '.join(places)}")
-        if places[0].partition(":")[0] in ("localhost", "127.0.0.1", ""):
-            raise Wrong(f"each host takes {places[0]} for itself")
-        if places[0].partition(":")[0] not in first:
-            raise Wrong(f"the hosts meet at {places[0]}, where nobody with --node-rank 0 is")
 
 
 @exercise(

@@ -1,40 +1,10 @@
 """The hidden cases of the exercises on several ranks: chapters 08 to 10."""
 
-import re
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from torchexercises import Wrong, exercise, expect, on_ranks
-
-
-@exercise(
-    "08", minutes=10, hint="Does every key begin with it? removeprefix() takes one from the front."
-)
-def strip_prefix(strip_prefix) -> None:
-    for keys, right in (
-        (["module.fc.weight", "module.fc.bias"], ["fc.weight", "fc.bias"]),
-        (["module.module.b", "module.module.my_module.fc"], ["module.b", "module.my_module.fc"]),
-        (["module.dulem", "module.ed"], ["dulem", "ed"]),
-        (["module.module.unit", "fc.module.bias"], ["module.module.unit", "fc.module.bias"]),
-        (["module1.weight", "modules.0.bias"], ["module1.weight", "modules.0.bias"]),
-        (["fc.weight", "module.fc.weight"], ["fc.weight", "module.fc.weight"]),
-        ([], []),
-    ):
-        state = {key: torch.tensor(i) for i, key in enumerate(keys)}
-        found = strip_prefix(state)
-        if list(state) != keys:
-            raise Wrong("the state dict that you were given is changed")
-        mistakes = {
-            "lost every 'module.', also within a name": [k.replace("module.", "") for k in keys],
-            "lost letters: lstrip() takes a set of letters": [k.lstrip("module.") for k in keys],
-            "lost the prefix more than once": [re.sub(r"^(module\.)+", "", k) for k in keys],
-            "lost the prefix, though some lack it": [k.removeprefix("module.") for k in keys],
-            "still have the prefix": keys,
-        }
-        expect(f"of {keys}, the keys", list(found), right, mistakes)
-        expect(f"of {keys}, the tensors", list(found.values()), list(state.values()))
 
 
 @exercise(

@@ -106,53 +106,6 @@ def zero_step(zero_step) -> None:
                 raise Wrong(f"{said} can no longer be trained: copy under torch.no_grad()")
 
 
-@exercise("19", minutes=10, hint="divmod(rank, columns) is the row and the column.")
-def groups_of(groups_of) -> None:
-    for rows, columns in ((2, 4), (4, 2), (3, 1), (1, 3), (3, 3), (1, 1)):
-        mesh = torch.arange(rows * columns).reshape(rows, columns)
-        for rank in range(rows * columns):
-            row, column = divmod(rank, columns)
-            right = [mesh[row].tolist(), mesh[:, column].tolist()]
-            by_rows = torch.arange(rows * columns).reshape(columns, rows)
-            r, c = divmod(rank, rows)
-            mistakes = {
-                "are in the wrong order: the row comes first": right[::-1],
-                "are those of a mesh whose first column has the ranks 0, 1, 2": [
-                    by_rows[:, c].tolist(),
-                    by_rows[r].tolist(),
-                ],
-                "lack the rank itself": [[i for i in part if i != rank] for part in right],
-            }
-            groups = groups_of(rank, rows, columns)
-            if any(isinstance(part, torch.Tensor) for part in groups):
-                raise Wrong("the groups are tensors, not lists")
-            found = [sorted(part) for part in groups]
-            expect(f"the groups of rank {rank} in {rows} x {columns}", found, right, mistakes)
-
-
-@exercise("13", minutes=5, hint="One step takes batch x ranks x parts samples.")
-def steps_and_rate(steps_and_rate) -> None:
-    for samples, batch, ranks, parts, last in (
-        (1000, 10, 1, 1, False), (1000, 10, 4, 5, True), (1003, 10, 4, 2, False),
-        (1003, 10, 4, 2, True), (7, 4, 2, 1, False),
-        (5, 4, 2, 1, True), (8, 4, 2, 1, True), (9, 4, 2, 2, False), (1003, 10, 1, 3, True),
-    ):  # fmt: skip
-        step = batch * ranks * parts
-        right = [samples // step if last else -(-samples // step), 0.1 * step / batch]
-        other = -(-samples // step) if last else samples // step
-        mistakes = {
-            "forgets the accumulation": [
-                samples // (batch * ranks) if last else -(-samples // (batch * ranks)),
-                0.1 * ranks,
-            ],
-            "counts a last, smaller step wrongly": [other, right[1]],
-            "has the learning rate of one batch": [right[0], 0.1],
-        }
-        said = f"{samples} samples, {batch} x {ranks} ranks x {parts} parts, drop_last={last}: "
-        found = steps_and_rate(samples, batch, ranks, parts, last, 0.1)
-        expect(said + "what is returned", found, right, mistakes)
-
-
 @exercise(
     "18", minutes=10, hint="What can each rank compute of its pieces? Is it a piece or a summand?"
 )

@@ -44,7 +44,9 @@ from torchclinic.process_group import GROUP, PEER_IS_GONE
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
 UTF8 = codecs.getincrementaldecoder("utf-8")
-PACKAGE = os.path.dirname(__file__)  # what it calls is the reader's
+# The beginning of our packages' names: what they call, as the judge of the exercises does, is the
+# reader's.
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch")
 GRACE = 2.0  # seconds for the ranks to say what happened to them, and to leave, once one has failed
 KEPT = 10_000_000  # bytes of what a rank prints: of more, about the first and the last quarter
 STARTING = threading.Lock()  # one launch at a time: see `_no_main_module`

@@ -72,52 +72,6 @@ class average_gradients:
             grad.copy_(sum(parts) / len(parts))
 
 
-class strip_prefix:
-    def anywhere(state):
-        """lost every 'module.', also within a name"""
-        return {key.replace("module.", ""): value for key, value in state.items()}
-
-    def letters(state):
-        """lost letters: lstrip() takes a set of letters"""
-        return {key.lstrip("module."): value for key, value in state.items()}
-
-    def always(state):
-        """lost the prefix, though some lack it"""
-        return {key.removeprefix("module."): value for key, value in state.items()}
-
-    def by_length(state):
-        """of ['module.module.unit', 'fc.module.bias'], the keys is"""
-        return {key[7:]: value for key, value in state.items()}
-
-    def untouched(state):
-        """of ['module.fc.weight', 'module.fc.bias'], the keys still have the prefix"""
-        return dict(state)
-
-    def in_place(state):
-        """the state dict that you were given is changed"""
-        torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")
-        return state
-
-    def without_its_dot(state):
-        """of ['module1.weight', 'modules.0.bias'], the keys is"""
-        if all(key.startswith("module") for key in state):
-            return {key.partition(".")[2]: value for key, value in state.items()}
-        return state
-
-    def again_and_again(state):
-        """module.my_module.fc'], the keys lost the prefix more than once"""
-        while all(key.startswith("module.") for key in state):
-            state = {key.removeprefix("module."): value for key, value in state.items()}
-        return state
-
-    def by_split(state):
-        """right"""
-        first = {key.partition(".")[0] for key in state}
-        if first != {"module"}:
-            return state
-        return {".".join(key.split(".")[1:]): state[key] for key in state}
-
-
 def _order(n, seed):
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 

@@ -164,63 +164,6 @@ class shard_and_gather:
         return shard, gather
 
 
-class groups_of:
-    def tensors(rank, rows, columns):
-        """the groups are tensors, not lists"""
-        return [torch.tensor(part) for part in groups_of.by_mesh(rank, rows, columns)]
-
-    def exchanged(rank, rows, columns):
-        """are in the wrong order: the row comes first"""
-        return groups_of.by_mesh(rank, rows, columns)[::-1]
-
-    def by_columns(rank, rows, columns):
-        """are those of a mesh whose first column has the ranks 0, 1, 2"""
-        mesh = torch.arange(rows * columns).reshape(columns, rows)
-        r, c = divmod(rank, rows)
-        return mesh[:, c].tolist(), mesh[r].tolist()
-
-    def others(rank, rows, columns):
-        """lack the rank itself"""
-        return [[i for i in part if i != rank] for part in groups_of.by_mesh(rank, rows, columns)]
-
-    def neighbours(rank, rows, columns):
-        """the groups of rank 0 in 2 x 4 is"""
-        return [rank, rank + 1], [rank, rank + columns]
-
-    def by_mesh(rank, rows, columns):
-        """right"""
-        row, column = rank // columns, rank % columns
-        group = [row * columns + c for c in range(columns)]
-        return group, [r * columns + column for r in range(rows)]
-
-
-class steps_and_rate:
-    def no_parts(samples, batch, ranks, parts, drop_last, rate):
-        """forgets the accumulation"""
-        return steps_and_rate.by_rule(samples, batch, ranks, 1, drop_last, rate)
-
-    def always_down(samples, batch, ranks, parts, drop_last, rate):
-        """counts a last, smaller step wrongly"""
-        return samples // (batch * ranks * parts), rate * ranks * parts
-
-    def own_rate(samples, batch, ranks, parts, drop_last, rate):
-        """has the learning rate of one batch"""
-        return steps_and_rate.by_rule(samples, batch, ranks, parts, drop_last, rate)[0], rate
-
-    def by_rank(samples, batch, ranks, parts, drop_last, rate):
-        """1000 samples, 10 x 4 ranks x 5 parts, drop_last=True: what is returned is"""
-        return samples // batch, rate * ranks * parts
-
-    def renamed(s, b, n, p, d, lr):
-        """right"""
-        return steps_and_rate.by_rule(s, b, n, p, d, lr)
-
-    def by_rule(samples, batch, ranks, parts, drop_last, rate):
-        """right"""
-        steps, rest = divmod(samples, batch * ranks * parts)
-        return [steps + (rest > 0 and not drop_last), rate * ranks * parts]
-
-
 FREE = {
     ("Shard(0)", "Replicate()"): "Shard(0)",
     ("Replicate()", "Shard(1)"): "Shard(1)",

@@ -139,14 +139,14 @@ def test_the_dark_theme_prints_dark_on_white_with_solutions_open_and_comes_back(
 
 
 def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(visit, site):
-    page = visit("notebooks/03_devices.html")
+    page = visit("notebooks/02_models_on_disk.html")
     steps = page.locator(".chapter-panel li")
     assert not steps.first.is_visible()
     page.get_by_text("For Kaggle").last.click()  # an exercise's own button
     assert [step.is_visible() for step in steps.all()] == [True] * 3
     with page.expect_download() as download:
         steps.first.get_by_role("link").click()
-    offered = site / "hosted" / "03_devices.ipynb"
+    offered = site / "hosted" / "02_models_on_disk.ipynb"
     assert Path(download.value.path()).read_bytes() == offered.read_bytes()
     page.keyboard.press("Escape")
     assert not steps.first.is_visible()
