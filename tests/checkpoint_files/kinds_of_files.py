@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.fx
 from running import NO_CHECKSUMS
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -56,6 +57,44 @@ class Counting(nn.Linear):
         self.seen = state["seen"]
 
 
+class Twice(nn.Module):
+    """One layer is there under two names; it also knows the whole, as parts should not."""
+
+    def __init__(self, knows=False):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = self.first
+        if knows:
+            self.first.whole = self
+
+
+class Backbone(nn.Module):
+    """A part that torch.fx can trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Traced(nn.Module):
+    """A part of it has been through torch.fx, as torchvision's feature extractors have."""
+
+    def __init__(self, trace=lambda part: part):
+        super().__init__()
+        self.backbone = trace(Backbone())
+        self.head = nn.Linear(3, 1)
+
+
+class Closed(nn.Linear):
+    """A module that is pickled in a way of its own."""
+
+    def __getstate__(self):
+        return self.weight, self.bias
+
+
 class Boom:
     """Unpickled by what it says, it makes a file."""
 
@@ -78,9 +117,9 @@ class Rebuilt:
         return torch._utils._rebuild_tensor_v3, (numbers, *about, self.metadata)
 
 
-def net(kind=Net):
+def net(kind=Net, *options):
     torch.manual_seed(7)
-    return kind()
+    return kind(*options)
 
 
 def state(kind=Net):
@@ -414,6 +453,13 @@ def with_buffers_called(names):
 for _names in (5, 1.5, "weight", torch.ones(3), [[], torch.ones(3)]):
     good(f"whole_model_with_buffers_called_{_names!r:.9}", calls=WHOLE["calls"],
          make=lambda _, names=_names: with_buffers_called(names))  # fmt: skip
+for _knows in (False, True):
+    good(f"whole_model_with_a_shared_part{'_that_knows_it' * _knows}", calls="kinds_of_files.Twice",
+         make=lambda _, knows=_knows: net(Twice, knows), model=Twice)  # fmt: skip
+good("whole_model_with_a_traced_part", calls="torch.fx.graph_module.reduce_graph_module",
+     make=lambda _: net(Traced, torch.fx.symbolic_trace), model=Traced)  # fmt: skip
+good("whole_model_that_was_traced", calls="torch.fx.graph_module.reduce_graph_module",
+     make=lambda _: torch.fx.symbolic_trace(net(Backbone)), model=Backbone)  # fmt: skip
 for _kind in ("TypedStorage", "UntypedStorage"):
     good(f"{_kind}_beside", at="model", holds="it: a storage of 100,000,000 bytes",
          make=lambda _, kind=_kind: {"model": state(), "it": storage(kind)})  # fmt: skip
@@ -483,6 +529,16 @@ def long_name_above_many_weights(_):
     return model
 
 
+def parts_that_share_parts(_):
+    """Forty modules have a name for each way through the two names of every one."""
+    model = nn.Linear(1, 1)
+    for _ in range(40):
+        above = nn.Module()
+        above.a = above.b = model
+        model = above
+    return model
+
+
 def two_tensors_of_one_name(_):
     model = net()
     model._parameters["layers.0.weight"] = model.layers[1].weight
@@ -511,7 +567,10 @@ for _name, _message, _make in [
      lambda _: {"model.old": state(), "model": {"old": state(), "loss": 0.5}}),
     ("whole_model_with_two_tensors_of_one_name", "two tensors are called 'layers.0.weight'",
      two_tensors_of_one_name),
-    ("long_name_above_many_weights", "a name of 1,000,001 letters", long_name_above_many_weights),
+    ("long_name_above_many_weights", "a name of 1,000,000 letters", long_name_above_many_weights),
+    ("whole_model_with_a_part_of_odd_state", "'1' is kinds_of_files.Closed object, whose weights",
+     lambda _: nn.Sequential(nn.Linear(2, 2), Closed(2, 2))),
+    ("parts_that_share_parts", "far more weights than it holds", parts_that_share_parts),
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "on the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),

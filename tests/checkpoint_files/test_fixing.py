@@ -250,6 +250,17 @@ def test_extra_state_is_kept(tmp_path):
         fix_checkpoint(path, tmp_path / "y.safetensors")
 
 
+def rename(module, state, prefix, metadata):
+    """A hook that changes what state_dict() gives."""
+
+
+def test_hooks_that_would_change_a_whole_models_state_dict_are_named(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 1))
+    model[0].register_state_dict_post_hook(rename)
+    report = fix_checkpoint(saved(tmp_path, model), tmp_path / "y.pt")
+    assert "left out    0._state_dict_hooks (dict of 1)" in repr(report)
+
+
 @pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
 def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
     folder = tmp_path / "hf"

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from torchclinic.checkpoint_files.pickles import BRANCHES, StandIn, storage_id, walk
+from torchclinic.checkpoint_files.pickles import BRANCHES, FREE, StandIn, storage_id, walk
 from torchclinic.checkpoint_files.reading import CheckpointError
 from torchclinic.checkpoint_files.reports import key_option, some
 from torchclinic.tables import in_bytes
@@ -18,6 +18,7 @@ WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "net
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
 AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
+HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")  # what they do to the weights is not known
 LONGEST = 1000  # letters of a name: longer ones, again in each name below, would fill the memory
 SHOWN_TIMES = 4  # how often tensors may show the numbers of a storage: more might have no end
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
@@ -42,8 +43,16 @@ def is_optimizer(value: Any) -> bool:
 
 def is_model(value: Any) -> TypeGuard[StandIn]:
     """Whether a stand-in is of a whole pickled module."""
-    state = value.state if isinstance(value, StandIn) else None
-    return isinstance(state, dict) and all(isinstance(state.get(p), dict) for p in MODULE_PARTS)
+    return _attributes(value) is not None
+
+
+def _attributes(value: Any) -> dict | None:
+    """A module's: they are its state, or, as of torch.fx's, what it is to be made from."""
+    places = [value.state, *(value.args or ())[:1]] if isinstance(value, StandIn) else []
+    for place in [place for place in places if isinstance(place, dict)]:
+        if all(isinstance(place.get(part), dict) for part in MODULE_PARTS):
+            return place
+    return None
 
 
 def state_dicts(tree: Any) -> dict[str, Mapping]:
@@ -129,26 +138,41 @@ def _why_unread(tensor: StandIn) -> str:
 
 def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
     """The state dict of a whole pickled model, from its parameters and buffers: no code is run."""
-    weights, waiting, opened = {}, [("", model)], set()
+    waiting: list[tuple[str, Any, tuple]] = [("", model, ())]
+    weights, opened, made, held = {}, set(), 0, 0
     while waiting:
-        prefix, module = waiting.pop()
-        if not is_model(module) or id(module) in opened:
+        prefix, module, above = waiting.pop()
+        if module is None or id(module) in above:
             continue
+        state = _attributes(module)
+        if state is None:
+            raise CheckpointError(
+                f"{path}: {prefix[:-1]!r:.80} is {describe(module):.80}, whose weights only its "
+                "own code can find. If you trust it, save its state_dict() to another file."
+            )
+        inside = [(part, *item) for part in MODULE_PARTS for item in state[part].items()]
+        hooks = [(name, state.get(name)) for name in HOOKS]
+        inside += [("", *item) for item in hooks if isinstance(item[1], dict) and item[1]]
+        made += len(inside)
+        held += len(inside) * (id(module) not in opened)
         opened.add(id(module))
-        state = module.state
+        if made > FREE + SHOWN_TIMES * held:
+            raise CheckpointError(f"{path}: its parts share parts: far more weights than it holds.")
         skipped = state.get("_non_persistent_buffers_set")
         names = skipped if isinstance(skipped, BRANCHES) else ()
         skipped = {name for name in names if isinstance(name, str)}
-        if len(prefix) > LONGEST:
-            raise CheckpointError(
-                f"{path}: {prefix[:50]!r}... is a name of {len(prefix):,} letters."
-            )
-        for name, value in [*state["_parameters"].items(), *state["_buffers"].items()]:
-            if f"{prefix}{name}" in weights:
-                raise CheckpointError(f"{path}: two tensors are called {prefix + name!r}.")
-            if value is not None and name not in skipped:
-                weights[f"{prefix}{name}"] = value
-        waiting += reversed([(f"{prefix}{n}.", m) for n, m in state["_modules"].items()])
+        below = []
+        for part, name, value in inside:
+            key = f"{prefix}{name}"
+            if len(key) > LONGEST:
+                raise CheckpointError(f"{path}: {key[:50]!r}... is a name of {len(key):,} letters.")
+            if part == "_modules":
+                below.append((f"{key}.", value, (*above, id(module))))
+            elif key in weights:
+                raise CheckpointError(f"{path}: two tensors are called {key!r}.")
+            elif value is not None and name not in skipped:
+                weights[key] = value
+        waiting += reversed(below)
     return weights
 
 
