@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from kinds_of_files import Counting, Tied, ema_beside, net, plain, same, saved, written
+from kinds_of_files import Counting, Tied, ema_beside, net, plain, same, saved, written, zero
 from running import NO_CHECKSUMS, full_disk
 from safetensors import safe_open
 from safetensors.torch import load_model, save_file
@@ -248,6 +248,35 @@ def test_extra_state_is_kept(tmp_path):
     assert model.seen == 7
     with pytest.raises(CheckpointError, match="'_extra_state' is dict of 1"):
         fix_checkpoint(path, tmp_path / "y.safetensors")
+
+
+def test_a_tensor_in_extra_state_is_checked_and_written_like_any(tmp_path):
+    whole = torch.cat([torch.full((2,), torch.nan), torch.arange(1_000_000.0)])
+    part, scale = whole[:2], torch.arange(100.0)
+    seen = {"part": part, "again": [part], "scale": scale}
+    bare = [torch.ones(2).untyped_storage()]  # numbers of no tensor
+    state = {"weight": scale, "_extra_state": seen, "x._extra_state": bare}
+    path = saved(tmp_path, state)
+    report = fix_checkpoint(path, tmp_path / "y.pt")
+    assert (tmp_path / "y.pt").stat().st_size < 5000
+    found = torch.load(tmp_path / "y.pt")
+    assert found["_extra_state"]["part"] is found["_extra_state"]["again"][0]
+    assert bits({"x": found["_extra_state"]["part"]}) == bits({"x": part})
+    assert found["_extra_state"]["scale"].data_ptr() == found["weight"].data_ptr()
+    assert report.cloned == ["_extra_state.part", "_extra_state.again.0"]
+    assert report.not_finite == {"_extra_state.part": 2, "_extra_state.again.0": 2}
+    assert report.verified == 2
+    assert report.dropped == {"x._extra_state": "list of 1"}
+    assert inspect_checkpoint(path).not_finite == report.not_finite
+
+
+def test_a_flipped_bit_in_extra_state_is_found(tmp_path):
+    path = zero(
+        saved(tmp_path, Counting(torch.arange(1.0, 100)).state_dict()), torch.arange(1.0, 100)
+    )
+    for work in (fix_checkpoint, lambda *_: load_into(Counting(0), path)):
+        with pytest.raises(CheckpointError, match=r"of '_extra_state\.seen' are not"):
+            work(path, tmp_path / "y.pt")
 
 
 def rename(module, state, prefix, metadata):

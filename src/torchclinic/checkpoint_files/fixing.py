@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def fix_checkpoint(
     key : str, optional
         Under which dotted key the state dict is, if there are several.
     dtype : torch.dtype, optional
-        To which all floating-point tensors are converted; integers and booleans stay.
+        To which all floating-point tensors are converted; integers, booleans and what is in
+        extra state stay.
 
     Returns
     -------
@@ -106,16 +108,17 @@ def fix_checkpoint(
     for old in [key for key in found if key not in taken]:
         dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
     values = {new: found[old] for new, old in names.items()}
-    devices = Counter(checkpoint.device(v) for v in values.values() if isinstance(v, Tensor))
+    tensors = weights.tensors_in(values)
+    devices = Counter(map(checkpoint.device, tensors.values()))
     done = Report(
         names=names,
         dropped=dropped,
-        cloned=weights.oversized(values),
-        tied=[names for names in weights.ties(values) if len(names) > 1],
-        verified=checkpoint.verify(values.items()),
+        cloned=weights.oversized(tensors),
+        tied=[names for names in weights.ties(tensors) if len(names) > 1],
+        verified=checkpoint.verify(tensors.items()),
     )
     done.converted = _convert(checkpoint.path, values, dtype) if dtype else {}
-    done.not_finite = weights.not_finite(values)
+    done.not_finite = weights.not_finite(weights.tensors_in(values))
     _write(checkpoint, values, target)
     done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
     return done
@@ -162,7 +165,7 @@ def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) ->
             if device != "cpu"
         ],
         "converted": [f"{n} tensors from {dtypes}" for dtypes, n in done.converted.items()],
-        "not_finite": weights.not_finite_note(done.not_finite, done.names),
+        "not_finite": weights.not_finite_note(done.not_finite, sum(devices.values())),
         "cloned": some(done.cloned),
         "tied": some(" = ".join(names) for names in done.tied),
         "left_out": some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
@@ -179,7 +182,7 @@ def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> N
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error} Write a .pt file.") from None
     except Exception as error:  # of the disk, of torch, of safetensors
-        needed = in_bytes(sum(v.nbytes for v in values.values() if isinstance(v, Tensor)))
+        needed = in_bytes(sum(tensor.nbytes for tensor in weights.tensors_in(values).values()))
         raise CheckpointError(
             f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
             f"and {needed} of space in it?"
@@ -187,13 +190,14 @@ def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> N
 
 
 def _write_torch(values: Mapping[str, Any], path: Path) -> None:
-    written = dict(values)
-    for names in weights.ties({key: values[key] for key in weights.oversized(values)}):
-        written |= dict.fromkeys(names, values[names[0]].clone())
+    tensors = weights.tensors_in(values)
+    written = {id(tensor): tensor for tensor in tensors.values()}
+    for names in weights.ties({name: tensors[name] for name in weights.oversized(tensors)}):
+        written |= dict.fromkeys((id(tensors[name]) for name in names), tensors[names[0]].clone())
     # torch's own writer takes small steps: with large ones the whole takes half the time.
     # pyrefly: ignore[missing-attribute] - torch adds it to the module when it runs
     with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
-        torch.save(written, file)
+        torch.save(deepcopy(dict(values), written), file)  # of tensors, no copies but those
 
 
 def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:

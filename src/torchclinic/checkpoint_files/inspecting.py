@@ -70,12 +70,12 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     ('model', ['module.weight', 'module.bias'], {'module.': 2})
     """
     checkpoint = reading.open_checkpoint(path)
-    where, keys, names, note = None, {}, {}, ""
+    where, keys, every, names, note = None, {}, {}, {}, ""
     try:
         where, state = weights.choose(checkpoint.tree, checkpoint.path)
-        keys = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        keys = every = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         names = clean_names(checkpoint.path, keys, checkpoint.tree)
-        weights.split(state, checkpoint.path)  # what fix would refuse
+        every = weights.tensors_in(weights.split(state, checkpoint.path)[0])  # or fix refuses
     except reading.CheckpointError as error:
         note = str(error)
     groups = weights.ties(keys)
@@ -90,14 +90,14 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         devices={k: checkpoint.device(t) for k, t in keys.items()} if checkpoint.devices else {},
         prefixes=removed_prefixes(names),
         shared=[names for names in groups if len(names) > 1],
-        oversized=weights.oversized(keys),
+        oversized=weights.oversized(every),
         checksums=_checksums(checkpoint, reads),
-        not_finite=weights.not_finite(keys) if reads else None,
+        not_finite=weights.not_finite(every) if reads else None,
         imports=checkpoint.imports,
     )
     found.advice = [note] if note else list(_advice(found, Path(path)))
     others = [name for name in weights.state_dicts(checkpoint.tree) if name != where]
-    found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", others)
+    found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", every, others)
     return found
 
 
@@ -137,8 +137,11 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."
 
 
-def _text(found: Report, head: str, others: list[str]) -> str:
-    """The report; `others` are the state dicts that are not taken unless they are named."""
+def _text(found: Report, head: str, every: Mapping[str, Tensor], others: list[str]) -> str:
+    """The report; `others` are the state dicts that are not taken unless they are named.
+
+    `every` has the tensors in extra state, too.
+    """
     keys = found.keys
     holds = [
         f"{name}{': ' * bool(name)}{what}{' (the weights)' * (name == found.weights_at)}"
@@ -146,7 +149,7 @@ def _text(found: Report, head: str, others: list[str]) -> str:
     ]
     finite = "not read: verify=True (--verify) looks for NaN and inf"
     if found.not_finite is not None:
-        finite = weights.not_finite_note(found.not_finite, keys)
+        finite = weights.not_finite_note(found.not_finite, len(every))
     total = f"{len(keys):,} tensors, {found.parameters:,} numbers, "
     total += in_bytes(sum(keys[names[0]].nbytes for names in weights.ties(keys)))
     if found.devices:
@@ -164,8 +167,8 @@ def _text(found: Report, head: str, others: list[str]) -> str:
         prefix=prefix_notes(found.prefixes, [*keys, *found.contents]),
         tied=some(" = ".join(names) for names in found.shared),
         oversized=[
-            f"{name}: {in_bytes(keys[name].nbytes)} of a storage of "
-            f"{in_bytes(keys[name].untyped_storage().nbytes())}; fix leaves the rest out"
+            f"{name}: {in_bytes(every[name].nbytes)} of a storage of "
+            f"{in_bytes(every[name].untyped_storage().nbytes())}; fix leaves the rest out"
             for name in found.oversized[:3]
         ],
         code=f"would import {some(found.imports, 6)}" if found.imports else "",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchclinic.checkpoint_files.keys import COUNTER, Match, match
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, some
-from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, split
+from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, split, tensors_in
 from torchclinic.modules import unwrapped
 
 
@@ -83,7 +83,7 @@ def load_into(
     if found.problems() and (strict or not found.names):
         raise misfit(where, plain, found, "load_into(..., strict=False) loads what fits.")
     if checkpoint:
-        checkpoint.verify((file_key, values[file_key]) for file_key in found.names.values())
+        checkpoint.verify(tensors_in({old: values[old] for old in found.names.values()}).items())
     _load(where, {k: values[old] for k, old in found.names.items()}, plain, ours)
     done = Report(**vars(found))
     renamed = sum(k != old for k, old in found.names.items())

@@ -18,6 +18,7 @@ from torch._weights_only_unpickler import _get_allowed_globals
 # what an honest program wrote, each is in the file.
 FREE = 10_000
 BRANCHES = (dict, list, tuple, set, frozenset)
+STORAGES = (torch.TypedStorage, torch.UntypedStorage)
 
 
 class StandIn(dict):
@@ -86,8 +87,8 @@ class InertPickle:
 
 
 def walk(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Each tensor and container in a tree of them, after the dotted keys that lead to it."""
-    waiting, opened = [("", tree)], set()
+    """Each tensor, storage and container in a tree, after the dotted keys that lead to it."""
+    waiting, opened, kinds = [("", tree)], set(), (*BRANCHES, *STORAGES, torch.Tensor)
     while waiting:
         name, value = waiting.pop()
         yield name.removeprefix("."), value
@@ -98,7 +99,7 @@ def walk(tree: Any) -> Iterator[tuple[str, Any]]:
                 inside = [*value.items(), *inside]
             if isinstance(value, StandIn):
                 inside = [*inside, ("state", value.state), ("args", value.args)]
-            found = [(k, v) for k, v in inside if isinstance(v, (*BRANCHES, torch.Tensor))]
+            found = [(k, v) for k, v in inside if isinstance(v, kinds)]
             waiting += [(f"{name[:200]}.{str(k)[:200]}", v) for k, v in reversed(found)]
 
 

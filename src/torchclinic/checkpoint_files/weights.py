@@ -1,14 +1,14 @@
 """Where in a checkpoint the weights lie, what they are, and what the rest is."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from torchclinic.checkpoint_files.pickles import BRANCHES, FREE, StandIn, storage_id, walk
+from torchclinic.checkpoint_files.pickles import BRANCHES, FREE, STORAGES, StandIn, storage_id, walk
 from torchclinic.checkpoint_files.reading import CheckpointError
 from torchclinic.checkpoint_files.reports import key_option, some
 from torchclinic.tables import in_bytes
@@ -116,10 +116,20 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
     for key, value in weights.items():
         if is_unread_tensor(value):
             raise CheckpointError(f"{path}: {key!r} {_why_unread(value)}")
-        odd = (True for _, thing in walk(value) if isinstance(thing, StandIn))
+        odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
         if isinstance(value, Tensor) or (key.endswith(EXTRA_STATE) and not any(odd)):
             kept[key] = value
     return kept, {key: value for key, value in weights.items() if key not in kept}
+
+
+def tensors_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Each tensor by its key; of extra state, by the dotted keys that lead to it."""
+    found = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    for key, value in [item for item in values.items() if item[0] not in found]:
+        for inner, tensor in [pair for pair in walk(value) if isinstance(pair[1], Tensor)]:
+            name = f"{key}.{inner}"
+            found[name if name not in found else f"{name} ({len(found)})"] = tensor
+    return found
 
 
 def _why_unread(tensor: StandIn) -> str:
@@ -266,10 +276,10 @@ def refuse_endless(values: Mapping[str, Any]) -> None:
         )
 
 
-def not_finite_note(counts: Mapping[str, int], keys: Collection[str]) -> str:
-    """The report's line on them: nothing, if all numbers are finite."""
+def not_finite_note(counts: Mapping[str, int], tensors: int) -> str:
+    """The report's line on them, of so many tensors: nothing, if all numbers are finite."""
     names = some(f"{key} ({count:,})" for key, count in counts.items())
-    return f"NaN or inf in {len(counts)} of {len(keys)} tensors: {names}" if counts else ""
+    return f"NaN or inf in {len(counts)} of {tensors} tensors: {names}" if counts else ""
 
 
 def kind_of(tensor: Tensor) -> str:
@@ -297,7 +307,7 @@ def describe(value: Any) -> str:
         return f"{value.name} object" + (f" of {len(inside)} values" if inside else "")
     if isinstance(value, Tensor):
         return f"tensor {kind_of(value)}"
-    if isinstance(value, torch.TypedStorage | torch.UntypedStorage):  # repr would have each number
+    if isinstance(value, STORAGES):  # repr would have each number
         return f"a storage of {getattr(value, '_untyped_storage', value).nbytes():,} bytes"
     if is_optimizer(value):
         return "optimizer state"
