@@ -39,7 +39,7 @@ def sphinx(folder, **settings):
     (folder / "conf.py").write_text("html_theme = 'sphinx_book_theme'\n" + "\n".join(lines))
     build = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ".", "_build"],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT / "book" / "_ext")},
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True,
     )  # fmt: skip
     return build.returncode, build.stderr

@@ -17,7 +17,7 @@ def test_a_picture_is_part_of_the_page_in_the_frame_of_the_figures_of_cells_but_
     (tmp_path / "book/figures").mkdir(parents=True)
     picture = tmp_path / "book/figures/box.svg"
     picture.write_text('<svg viewBox="0 0 480 9"><text>First words</text></svg>\n')
-    settings, index = {"extensions": ["myst_parser", "inline_svg"]}, tmp_path / "index.md"
+    settings, index = {"extensions": ["myst_parser", "book._ext.inline_svg"]}, tmp_path / "index.md"
     index.write_text('# A page\n\nText.\n\n![1 < 2 & "two".](book/figures/box.svg)\n')
     assert sphinx(tmp_path, **settings) == (0, "")
     page = parsed(tmp_path / "_build/index.html")

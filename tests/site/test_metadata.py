@@ -39,7 +39,8 @@ def published(tmp_path_factory):
     own |= {"templates_path": [str(ROOT / "book/_templates")]}
     own["extensions"] = ["myst_nb", "sphinx_sitemap", "notfound.extension"]
     own["extensions"] += ["sphinxext.opengraph", "sphinx_reredirects", "book._ext.addresses"]
-    own["extensions"] += ["recorded_runs", "chapter_buttons", "error_clinic", "search"]
+    names = ("descriptions", "recorded_runs", "chapter_buttons", "error_clinic", "search")
+    own["extensions"] += [f"book._ext.{name}" for name in names]
     assert sphinx(folder, **own) == (0, "")
     return folder / "_build"
 
