@@ -255,8 +255,8 @@ def test_a_tensor_in_extra_state_is_checked_and_written_like_any(tmp_path):
     part, scale = whole[:2], torch.arange(100.0)
     seen = {"part": part, "again": [part], "scale": scale}
     bare = [torch.ones(2).untyped_storage()]  # numbers of no tensor
-    state = {"weight": scale, "_extra_state": seen, "x._extra_state": bare}
-    path = saved(tmp_path, state)
+    state = {"weight": scale, "bias": torch.ones(1), "_extra_state": seen}
+    path = saved(tmp_path, state | {"x._extra_state": bare})
     report = fix_checkpoint(path, tmp_path / "y.pt")
     assert (tmp_path / "y.pt").stat().st_size < 5000
     found = torch.load(tmp_path / "y.pt")
@@ -265,7 +265,7 @@ def test_a_tensor_in_extra_state_is_checked_and_written_like_any(tmp_path):
     assert found["_extra_state"]["scale"].data_ptr() == found["weight"].data_ptr()
     assert report.cloned == ["_extra_state.part", "_extra_state.again.0"]
     assert report.not_finite == {"_extra_state.part": 2, "_extra_state.again.0": 2}
-    assert report.verified == 2
+    assert report.verified == 3
     assert report.dropped == {"x._extra_state": "list of 1"}
     assert inspect_checkpoint(path).not_finite == report.not_finite
 
