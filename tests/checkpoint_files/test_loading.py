@@ -41,6 +41,18 @@ def test_a_model_on_the_meta_device_is_refused():
         load_into(model, nn.Linear(2, 1).state_dict())
 
 
+def test_a_model_whose_shapes_the_first_batch_decides_is_refused():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.LazyLinear(1))
+    state = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).state_dict()
+    state["0.weight"] += 1
+    with pytest.raises(CheckpointError, match=r"'1\.weight' has no shape yet.* Call the model"):
+        load_into(model, state)
+    assert torch.equal(model[0].weight, torch.ones(2))
+    model(torch.ones(3, 2))
+    load_into(model, state)
+    assert torch.equal(model[0].weight, state["0.weight"])
+
+
 def with_a_sharded_part():
     mesh = init_device_mesh("cpu", (1,))
     model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
@@ -92,6 +104,44 @@ def test_a_dtype_that_cannot_be_copied_changes_nothing(dtype, tmp_path):
     with pytest.raises(CheckpointError, match=rf"x\.pt: 'bias' .*{dtype}.*float32"):
         load_into(model, path)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("of_inference", [False, True])
+def test_a_buffer_that_cannot_be_written_to_changes_nothing(of_inference):
+    model = nn.Linear(2, 3)
+    with torch.inference_mode(of_inference):
+        mask = torch.zeros(3) if of_inference else torch.zeros(1).expand(3)
+        model.register_buffer("mask", mask)
+    before, version = model.weight.clone(), model.weight._version
+    state = {"weight": torch.ones(3, 2), "bias": torch.ones(3), "mask": torch.ones(3)}
+    with pytest.raises(CheckpointError, match=r"'mask' cannot be copied .* clone"):
+        load_into(model, state)
+    assert torch.equal(model.weight, before)
+    assert model.weight._version == version  # a graph that needs it goes on
+
+
+class Replacing(nn.Linear):
+    """A module whose state dict is a copy, and that takes new parameters in place of its own."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.weight.detach().clone()
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.weight = nn.Parameter(state[f"{prefix}weight"])
+        self.bias.data.copy_(state[f"{prefix}bias"])
+        raise ValueError("not these")
+
+
+def test_a_module_that_replaces_its_parameters_gets_its_own_back():
+    model = Replacing(2, 1)
+    weight, bias = model.weight, model.bias.clone()
+    before = weight.clone()
+    with pytest.raises(CheckpointError, match="not these"):
+        load_into(model, nn.Linear(2, 1).state_dict())
+    assert model.weight is weight
+    assert torch.equal(weight, before)
+    assert torch.equal(model.bias, bias)
 
 
 def test_a_module_that_refuses_its_state_leaves_the_model_as_it_was():

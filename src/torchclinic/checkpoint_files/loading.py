@@ -73,6 +73,10 @@ def load_into(
             f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
             "model.to_empty(device=...) first."
         )
+    if lazy := [k for k, value in ours.items() if nn.parameter.is_lazy(value)]:
+        raise CheckpointError(
+            f"{type(plain).__name__}: {lazy[0]!r} has no shape yet. Call the model on a batch."
+        )
     if sharded := [k for k, value in ours.items() if hasattr(value, "full_tensor")]:  # a DTensor
         raise CheckpointError(
             f"{type(plain).__name__}: {sharded[0]!r} is sharded. torch.distributed.checkpoint."
@@ -100,35 +104,52 @@ def load_into(
 def _load(where: Any, values: dict[str, Any], model: nn.Module, ours: dict[str, Any]) -> None:
     """``load_state_dict``, or leave the model, whose state dict is `ours`, as it was.
 
-    Whether torch can copy each tensor is tried with one number of it. What code in the model will
-    do with the values cannot be known: a model with such code, and only it, is copied before.
+    Whether torch can copy each tensor is tried with a few numbers of it. What code in the model
+    will do with the values cannot be known: a model with such code, and only it, is copied before.
     """
-    for key in [key for key, value in ours.items() if isinstance(value, Tensor) and key in values]:
-        mine, new = ours[key], values[key]
-        first = (slice(1),) * mine.dim()
-        try:
-            torch.empty_like(mine[first]).copy_(new[first])
-        except Exception as error:
-            raise CheckpointError(
-                f"{where}: {key!r} cannot be copied from {new.dtype} into {mine.dtype}."
-            ) from error
-    old: dict[str, Any] = {}
+    _try_copies(where, {key: (ours[key], values[key]) for key in values if key in ours})
+    tables, numbers, extra = [], {}, {}
     try:
         if any(map(_runs_code, model.modules())):
-            old = deepcopy(dict(ours))
+            parts = [part for m in model.modules() for part in (m._parameters, m._buffers)]
+            extra = deepcopy({k: v for k, v in ours.items() if k.endswith(EXTRA_STATE)})
+            numbers = {
+                t: t.detach().clone() for part in parts for t in part.values() if t is not None
+            }
+            tables = [(part, dict(part)) for part in parts]
         model.load_state_dict(values, strict=False)
     except BaseException as error:
-        for key in [key for key, value in old.items() if isinstance(value, Tensor)]:
-            ours[key].copy_(old[key])
+        for part, before in tables:
+            part.clear()
+            part.update(before)
+        for tensor, before in numbers.items():
+            with suppress(RuntimeError):  # what cannot be written to is as it was
+                tensor.data.copy_(before)
         for name, module in model.named_modules():
             key = f"{name}.{EXTRA_STATE}".removeprefix(".")
             with suppress(Exception):
-                if key in old:
-                    module.set_extra_state(old[key])
+                if key in extra:
+                    module.set_extra_state(extra[key])
         if not isinstance(error, Exception):
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{where}: {type(model).__name__} refused it ({what}).") from error
+
+
+def _try_copies(where: Any, pairs: dict[str, tuple]) -> None:
+    """Refuse if a tensor of the model's cannot take the numbers of the one for it."""
+    for key in [key for key, (mine, _) in pairs.items() if isinstance(mine, Tensor)]:
+        mine, new = pairs[key]
+        first = (slice(2),) * mine.dim()
+        try:
+            kept = mine[first].clone()
+            torch.empty_like(kept).copy_(new[first])
+            mine.data[first].copy_(kept)  # not if it is expanded, or of torch.inference_mode
+        except Exception as error:
+            raise CheckpointError(
+                f"{where}: {key!r} cannot be copied from {new.dtype} into {mine.dtype} "
+                f"({' '.join(str(error).split())[:200]})."
+            ) from error
 
 
 def _runs_code(module: nn.Module) -> bool:
