@@ -286,12 +286,18 @@ def safetensors_of_tied_weights(folder):
     return folder / "tied.safetensors"
 
 
-@good()
-def safetensors_with_a_note_that_names_a_stored_tensor(folder):
+def safetensors_with_notes(folder, notes):
     from safetensors.torch import save_file
 
-    save_file(state(), folder / "x.safetensors", {"norm.weight": "norm.bias"})
+    save_file(state(), folder / "x.safetensors", notes)
     return folder / "x.safetensors"
+
+
+for _name, _notes in {
+    "a_note_that_names_a_stored_tensor": {"format": "pt", "norm.weight": "layers.0.weight"},
+    "notes_that_are_names_by_chance": {"format": "pt", "epoch": "conv.bias", "bias": "conv.weight"},
+}.items():
+    good(f"safetensors_with_{_name}")(lambda folder, n=_notes: safetensors_with_notes(folder, n))
 
 
 @good()

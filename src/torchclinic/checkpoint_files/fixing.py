@@ -1,5 +1,6 @@
 """Turn a checkpoint of any kind into a plain state dict that loads everywhere."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
@@ -16,6 +17,7 @@ from torchclinic.checkpoint_files.keys import COUNTER, clean_names, prefix_notes
 from torchclinic.checkpoint_files.loading import match_model, misfit
 from torchclinic.checkpoint_files.pickles import storage_id
 from torchclinic.checkpoint_files.reading import (
+    TIES,
     Checkpoint,
     CheckpointError,
     open_checkpoint,
@@ -201,8 +203,8 @@ def _write_torch(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
-    """The format has no sharing: ties go into its notes."""
-    state, notes, used = {}, {"format": "pt"}, set()
+    """The format has no sharing: ties go into a note."""
+    state, names, used = {}, {}, set()
     if "__metadata__" in values:
         raise CheckpointError("'__metadata__' is a name that safetensors keeps for itself.")
     for key in [key for key, value in values.items() if not isinstance(value, Tensor)]:
@@ -215,9 +217,8 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
         is_whole &= storage_id(value) not in used
         used.add(storage_id(value))
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
-        notes |= dict.fromkeys(others, first)  # as safetensors.torch.save_model says it
-    if notes["format"] != "pt":  # a tied tensor of this name
-        state["format"], notes["format"] = state[notes["format"]].clone(), "pt"
+        names |= dict.fromkeys(others, first)
+    notes = {"format": "pt"} | ({TIES: json.dumps(names)} if names else {})
     try:
         save_file(state, path, notes)
     except KeyError as dtype:  # its own error for one that it lacks

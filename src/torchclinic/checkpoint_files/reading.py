@@ -34,6 +34,7 @@ CUT_OFF = "cut off, as by a full disk or a broken copy"
 AGAIN = "Copy or save it again."
 
 LIGHTNING = "pytorch-lightning_version"  # in every file of Lightning, beside the weights
+TIES = "torchclinic.ties"  # a note in safetensors files, in JSON: which name is another's tensor
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face's
 
@@ -259,11 +260,16 @@ def _read_safetensors(path: Path) -> Checkpoint:
     with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
         tree = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         notes = file.metadata() or {}
-    # One tensor under two names is stored once; save_model writes the second name as a note.
-    notes.pop("format", None)
-    ties = {name: kept for name, kept in notes.items() if kept in tree and name not in tree}
-    tree |= {name: tree[kept] for name, kept in ties.items()}
+    # One tensor under two names is stored once. fix lists the others; safetensors' save_model makes
+    # each of them a note, such as others may write: "epoch": "3" need not be on a tensor called 3.
+    alike = {name: kept for name, kept in notes.items() if _last(name) == _last(kept)}
+    ties = json.loads(notes[TIES]) if TIES in notes else alike
+    tree |= {name: tree[kept] for name, kept in ties.items() if kept in tree and name not in tree}
     return Checkpoint(path, "safetensors", tree, [path])
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _read_folder(path: Path) -> Checkpoint:
