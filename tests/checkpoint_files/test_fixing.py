@@ -179,8 +179,8 @@ def test_a_full_disk_costs_nothing(tmp_path):
 
 def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
     path = saved(tmp_path, {"w": torch.zeros(1).expand(10**9)})
-    for name, dtype in {"y.safetensors": None, "y.pt": torch.float16}.items():
-        with pytest.raises(CheckpointError, match=r"'w' shows the same 4 B .* 4.0 GB on the disk"):
+    for name, dtype, size in [("y.safetensors", None, 4), ("y.pt", torch.float16, 2)]:
+        with pytest.raises(CheckpointError, match=rf"'w' shows the same 4 B .* {size}.0 GB on the"):
             fix_checkpoint(path, tmp_path / name, dtype=dtype)
     assert os.listdir(tmp_path) == ["x.pt"]
     fix_checkpoint(path, tmp_path / "y.pt")
@@ -190,6 +190,16 @@ def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
     path = saved(tmp_path, {f"w{i}": ones[i:] for i in range(100)})
     with pytest.raises(CheckpointError, match=r"400.0 kB again and again: .* 40.0 MB on the disk"):
         fix_checkpoint(path, tmp_path / "z.safetensors")
+
+
+def test_a_wider_dtype_writes_what_is_shown_again_no_larger(tmp_path):
+    eight = torch.zeros(1_000_000, dtype=torch.float8_e4m3fn)
+    path = saved(tmp_path, {f"w{i}": eight[i:] for i in range(4)})
+    with pytest.raises(CheckpointError, match=r"1.0 MB again and again: .* 16.0 MB on the disk"):
+        fix_checkpoint(path, tmp_path / "y.pt", dtype=torch.float32)
+    path = saved(tmp_path, {"w": eight})
+    fix_checkpoint(path, tmp_path / "y.pt", dtype=torch.float64)
+    assert torch.load(tmp_path / "y.pt")["w"].dtype == torch.float64
 
 
 def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path):

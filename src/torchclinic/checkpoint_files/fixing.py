@@ -141,7 +141,7 @@ def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str
     """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many."""
     counts: Counter[str] = Counter()
     try:
-        weights.refuse_endless(values)
+        weights.refuse_endless(values, dtype)
         for first, *others in weights.ties(values):
             old = values[first]
             if old.is_floating_point() and old.dtype != dtype:

@@ -198,12 +198,16 @@ def ties(values: Mapping[str, Any]) -> list[list[str]]:
     return list(names.values())
 
 
-def _shown(values: Mapping[str, Any]) -> dict[int, int]:
-    """How many bytes of each storage the keys show, by `storage_id`; of tied keys once."""
+def _shown(values: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[int, int]:
+    """How many bytes of each storage the keys show, by `storage_id`; of tied keys once.
+
+    With a dtype, how many there would be in it.
+    """
     firsts = [values[keys[0]] for keys in ties(values)]
     shown = dict.fromkeys(map(storage_id, firsts), 0)
     for tensor in firsts:
-        shown[storage_id(tensor)] += tensor.nbytes
+        size = dtype.itemsize if dtype and tensor.is_floating_point() else tensor.itemsize
+        shown[storage_id(tensor)] += tensor.numel() * size
     return shown
 
 
@@ -263,12 +267,12 @@ def _count_not_finite(value: Tensor) -> int:
     return 0
 
 
-def refuse_endless(values: Mapping[str, Any]) -> None:
-    """Refuse what shows its numbers again and again: 4 bytes would fill the disk."""
+def refuse_endless(values: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
+    """Refuse what shows its numbers again and again: 4 bytes would fill the disk, in that dtype."""
     tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
     there = {storage_id(t): t.untyped_storage().nbytes() for t in tensors.values()}
-    shown = _shown(values)
-    if sum(shown.values()) > 1e6 + SHOWN_TIMES * sum(there.values()):
+    shown, again = _shown(values, dtype), any(size > there[i] for i, size in _shown(values).items())
+    if again and sum(shown.values()) > 1e6 + SHOWN_TIMES * sum(there.values()):
         key = max(tensors, key=lambda k: (i := storage_id(tensors[k]), shown[i] - there[i])[1])
         raise CheckpointError(
             f"{key!r} shows the same {in_bytes(there[storage_id(tensors[key])])} again and again: "
