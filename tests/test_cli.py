@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import pretend
+from running import pretend, ran
 from torch import nn
 
 from torchclinic import cli
@@ -74,6 +74,15 @@ def files(tmp_path, monkeypatch):
     wrapped = nn.DataParallel(nn.Linear(2, 1))
     torch.save({"net": wrapped.state_dict(), "epoch": 3}, "x.pt")
     return sorted(os.listdir())
+
+
+@pytest.mark.slow
+def test_as_a_module_it_imports_nothing_from_a_strangers_folder(tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    for name in ("torch", "json", "safetensors"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    assert "1 tensor" in ran(*CLINIC, "inspect", "x.pt", cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_bad_input_gets_one_sentence_and_writes_nothing(capsys, files):

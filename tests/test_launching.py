@@ -468,7 +468,7 @@ def test_a_rank_that_will_not_end_is_ended_when_another_fails(go_on):
         launch(work, show="none")
 
 
-def test_a_rank_that_was_killed_is_blamed_rather_than_one_that_raised_before(capsys, monkeypatch):
+def test_a_rank_that_was_killed_is_blamed_and_one_that_raised_before_is_told(capsys, monkeypatch):
     monkeypatch.setattr(launching, "GRACE", HANG)
 
     def work():
@@ -478,8 +478,9 @@ def test_a_rank_that_was_killed_is_blamed_rather_than_one_that_raised_before(cap
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL\n") as caught:
         launch(work, timeout=HANG)
+    assert "\nrank 0 of 2 failed with ValueError: of its own\n" in str(caught.value)
     assert capsys.readouterr().out == "half a line"
 
 

@@ -27,7 +27,8 @@
   const suffix = (letter) => Object.keys(SUFFIXES).find((s) => s.toLowerCase() === letter);
 
   function parse(text) {
-    const plain = text.trim().toLowerCase().replace(/,(?=\d{3}(\D|$))/g, "");
+    let plain = text.trim().toLowerCase();
+    if (/^-?[1-9]\d{0,2}(,\d{3})+(?!\d)/.test(plain)) plain = plain.replaceAll(",", "");
     const found = /^(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([kmbgt]?)$/.exec(plain);
     return found ? Number(found[1]) * (SUFFIXES[suffix(found[2])] ?? 1) : NaN;
   }

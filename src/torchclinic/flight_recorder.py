@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,8 +78,8 @@ def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
             raise _error("twice", name=names[rank], other=name, ranks=_ranks([rank]))
         dump, names[rank] = _load(name, content), name
         try:
-            ranks[rank] = [_call(entry) for entry in dump["entries"]]
-            configs = " ".join(group["ranks"] for group in dump["pg_config"].values())
+            ranks[rank] = [_call(entry) for entry in _bounded(dump["entries"], len(content))]
+            configs = " ".join({sys.intern(group["ranks"]) for group in dump["pg_config"].values()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _error("version", name=name, version=_text(dump["version"])[:9]) from error
         known |= {int(other) for other in re.findall("[0-9]{1,6}", configs)}
@@ -104,6 +104,19 @@ def _load(name: str, content: bytes) -> dict:
     if not version.startswith("2."):
         raise _error("version", name=name, version=version[:9])
     return dump
+
+
+def _bounded(entries: list[dict], size: int) -> Iterator[dict]:
+    """The entries of a file of `size` bytes: a ValueError if they list more things than bytes.
+
+    A pickle may name one list again and again, for two bytes each time.
+    """
+    for entry in entries:
+        shapes = entry["input_sizes"]
+        size -= len(shapes) + len(entry["input_dtypes"]) + len(entry.get("frames", ()))
+        if size < 0 or (size := size - sum(map(len, shapes))) < 0:
+            raise ValueError
+        yield entry
 
 
 def _text(value: Any) -> str:

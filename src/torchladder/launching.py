@@ -415,10 +415,12 @@ def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
     first, *others = sorted(failures, key=order)
     # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
     # rank that sent it, so that one's traceback is told too, or where it waits for an answer.
-    if "SIGABRT" in str(first):
-        told = [str(failure) for failure in (first, *others)]
-        told += [place.lstrip() for place in _places_now(unfinished)]
-        first.args = ("\n\n".join(filter(None, told)), *first.args[1:])
+    aborted = "SIGABRT" in str(first)
+    # Nor can it be known of one that died whether another rank's own error made it give up.
+    own = [failure for failure in others if failure.kind and order(failure)[0] < 2]
+    told = [str(failure) for failure in (others if aborted else own if not first.kind else [])]
+    told += [place.lstrip() for place in _places_now(unfinished)] if aborted else []
+    first.args = ("\n\n".join([str(first), *(text for text in told if text)]), *first.args[1:])
     return first
 
 

@@ -10,6 +10,7 @@ import json
 import pickle
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from test_explaining import WITHOUT_TORCH, explain
@@ -124,6 +125,15 @@ def test_a_dump_that_is_missing_is_named_and_the_others_are_compared():
     assert "no dump of ranks 2-3" in flight_recorder.explain([found], absent)
 
 
+def test_a_text_that_many_groups_share_takes_its_memory_once():
+    group = {"ranks": "[0, 1]" + " " * 100_000}
+    many = dump(entry()) | {"pg_config": {str(number): group for number in range(2000)}}
+    tracemalloc.start()
+    compared(many, many)
+    assert tracemalloc.get_traced_memory()[1] < 50e6  # not 200e6 characters
+    tracemalloc.stop()
+
+
 # --- bad input ----------------------------------------------------------------------------------
 
 
@@ -145,6 +155,7 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path, monkeyp
     odd = [{"collective_seq_id": float("inf")}, {"time_created_ns": 10**400}]
     odd += [{"process_group": ("0", ["x"])}, {"frames": [{"filename": "a", "line": {}}]}]
     odd = [pickle.dumps(dump({**entry(), **fields}), 2) for fields in odd]
+    odd += [pickle.dumps(dump(*[entry(shape=[1] * 2000)] * 2000), 2)]  # of 2 bytes each
     for name, content, sentence in [
         *(("trace_1", dump, "trace_1 has the form 2.4") for dump in odd),
         ("trace_1", whole.replace(b"K\x03", deep), "trace_1 has the form 2.4"),

@@ -335,7 +335,9 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
 
 HOSTILE = {"": "a number is missing", "2.5": "whole number"}
 HOSTILE |= dict.fromkeys(("-1", "1e99", "0"), "it must be from 1 to 4096")
-HOSTILE |= dict.fromkeys(("four", "<img src=x onerror=alert(1)>", "NaN"), "not a number")
+HOSTILE |= dict.fromkeys(
+    ("four", "0,512", "1234,567", "<img src=x onerror=alert(1)>", "NaN"), "not a number"
+)
 
 
 def test_hostile_numbers_are_named_and_give_no_answer(page):
