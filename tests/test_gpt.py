@@ -291,6 +291,15 @@ def test_no_score_depends_on_a_later_token_and_learning_beats_guessing(gpt):
         assert gpt.loss_of(model, tokens, args) < 2.2
 
 
+def test_each_pair_is_turned_by_its_own_angle(gpt):
+    """As complex numbers times e^(i * place / 10,000^(k/n)), https://arxiv.org/abs/2104.09864."""
+    x, place = torch.randn(2, 5, 8, dtype=torch.float64), torch.arange(5)
+    angles = place[:, None] / 10_000 ** (torch.arange(4) / 4)
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.exp(1j * angles)
+    right = torch.cat([turned.real, turned.imag], dim=-1)
+    torch.testing.assert_close(gpt.rotated(x, place), right, rtol=1e-5, atol=1e-5)
+
+
 def test_the_flops_are_those_that_pytorch_counts(gpt):
     # PyTorch 2.10 does not count a CPU's fused attention.
     for options in ({}, {"recompute": True, "kv_heads": 2}):

@@ -195,6 +195,20 @@ def test_what_only_has_the_name_of_a_checkpoint_hinders_nothing_and_is_kept(tmp_
     assert aside["best.pt.aside-1"].read_text() == "mine too"
 
 
+class Touch:
+    def __reduce__(self):
+        return open, ("ran", "w")
+
+
+def test_nothing_in_a_file_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = checkpoint.save("folder", linear(), step=1)
+    torch.save(torch.load(path) | {"more": Touch()}, path)
+    with pytest.raises(Exception, match="weights_only|whole"):
+        checkpoint.load(path, linear())
+    assert not Path("ran").exists()
+
+
 def test_the_best_of_another_run_is_kept(tmp_path):
     checkpoint.save(tmp_path, linear(), step=1, run={"lr": 0.1}, best=True)
     (tmp_path / "step_00000001.pt").unlink()

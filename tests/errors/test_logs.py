@@ -59,6 +59,14 @@ def test_a_log_of_another_program_is_said_to_be_one(monkeypatch):
     assert len([log for _, log in told if found(log)]) > len(told) / 2  # they share words
 
 
+def test_of_a_long_line_the_place_of_the_match_is_shown():
+    text = "KeyError: 'RANK'"
+    for before in (0, 300, 700, 990, 1010, 5000):
+        (match,) = find(f"{'step ' * (before // 5)}{text} {'and on ' * 300}")
+        assert text in match.text, before
+        assert len(match.text) < 260
+
+
 def test_the_line_that_is_shown_holds_words_of_the_log():
     for name, text in TEXTS.items():
         for match in find(text):

@@ -303,6 +303,8 @@ def describe(value: Any) -> str:
 
     >>> describe({"state": {}, "param_groups": [{}]}), describe(0.5), describe([1, 2])
     ('optimizer state', '0.5', 'list of 2')
+    >>> describe("trained on everything " * 4)
+    "'trained on everything trained on ev..."
     """
     if is_model(value):
         return f"a whole model, class {value.name}"
