@@ -11,8 +11,8 @@ HTML := _build/html
 # _build/pages: when the site was last built without a warning.
 SPHINX = $(BIN)/jupyter-book build . -W -n --keep-going --quiet && touch _build/pages || { rm -f _build/pages; exit 1; }
 REPORTS := _build/reports
-# The title of _config.yml as the name of a file: the-device-ladder
-BOOK = $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;}' _config.yml | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+# The title of _config.yml as the name of a file: the-device-ladder, or book if it has no such letter
+BOOK = $(or $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$//;p;}' _config.yml | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-'),book)
 
 # A progress bar in a notebook would be an output that differs from run to run.
 export TQDM_DISABLE := 1
@@ -102,7 +102,7 @@ kaggle: venv  ## write every chapter as a notebook for Kaggle and Colab, to dist
 # With its versions and variables, a home and a folder of their own, and no network. Kaggle has Python 3.12, Colab 3.13:
 # make test-hosted HOST=colab PYTHON=python3.13
 HOST ?= kaggle
-HOSTED = _build/$(or $(filter kaggle colab,$(HOST)),$(error HOST=$(HOST): choose kaggle or colab))
+HOSTED = _build/$(or $(if $(word 2,$(HOST)),,$(filter kaggle colab,$(HOST))),$(error HOST=$(HOST): choose kaggle or colab))
 test-hosted: venv  ## run them with the versions of HOST=kaggle or colab: 5 GB, a quarter of an hour; needs Debian's Fashion-MNIST
 	rm -rf $(HOSTED)
 	"$(PYTHON)" -m venv .venv-$(HOST)

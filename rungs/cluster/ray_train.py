@@ -3,7 +3,7 @@
 On one machine this starts Ray itself. On a Ray cluster, with a folder that all nodes see:
 ray job submit --working-dir . -- \\
     python rungs/cluster/ray_train.py --address auto --gpus --storage DIR
-Needs torchladder and pip install "ray[train]>=2.60", on every node.
+Needs pip install "torchladder[book]" "ray[train]>=2.60", on every node.
 """
 
 import argparse
