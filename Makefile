@@ -127,7 +127,7 @@ ROUNDS ?= 5
 stress: $(VENV)/tested  ## run chapters and tests again and again on a machine that is kept busy, and say what fell how often: hours
 	$(BIN)/python -m tools.stress $(ROUNDS)
 
-bench: $(VENV)/tested  ## measure the book's tools against their peers: 40 minutes, or GROUPS="loop kills"; on a quiet machine
+bench: $(VENV)/tested  ## measure the book's tools against their peers: half an hour, or GROUPS="loop kills"; on a quiet machine
 	RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run $(GROUPS)
 
 # In an environment of its own, which needs no PyTorch.
