@@ -464,6 +464,10 @@ for _knows in (False, True):
          make=lambda _, knows=_knows: net(Twice, knows), model=Twice)  # fmt: skip
 good("whole_model_with_a_traced_part", calls="torch.fx.graph_module.reduce_graph_module",
      make=lambda _: net(Traced, torch.fx.symbolic_trace), model=Traced)  # fmt: skip
+good("whole_compiled_model", calls="torch._dynamo.eval_frame.OptimizedModule", prefix="_orig_mod.",
+     make=lambda _: torch.compile(net()))  # fmt: skip
+good("whole_model_with_a_compiled_part", calls="torch._dynamo.eval_frame.OptimizedModule",
+     make=lambda _: net(Traced, torch.compile), model=Traced, prefix="_orig_mod.")  # fmt: skip
 good("whole_model_that_was_traced", calls="torch.fx.graph_module.reduce_graph_module",
      make=lambda _: torch.fx.symbolic_trace(net(Backbone)), model=Backbone)  # fmt: skip
 for _kind in ("TypedStorage", "UntypedStorage"):
@@ -535,6 +539,18 @@ def long_name_above_many_weights(_):
     return model
 
 
+class Packed:
+    """Pickled as an object of C++, in which quantized layers keep their weights."""
+
+    def __reduce__(self):
+        return torch.ScriptObject, ()
+
+
+def with_packed_weights(module):
+    module.packed = Packed()
+    return module
+
+
 def parts_that_share_parts(_):
     """Forty modules have a name for each way through the two names of every one."""
     model = nn.Linear(1, 1)
@@ -576,6 +592,9 @@ for _name, _message, _make in [
     ("long_name_above_many_weights", "a name of 1,000,000 letters", long_name_above_many_weights),
     ("whole_model_with_a_part_of_odd_state", "'1' is kinds_of_files.Closed object, whose weights",
      lambda _: nn.Sequential(nn.Linear(2, 2), Closed(2, 2))),
+    ("whole_model_of_packed_weights", "that can be read, but 0.packed (torch.ScriptObject",
+     lambda _: nn.Sequential(with_packed_weights(nn.ReLU()))),
+    ("whole_model_without_weights", "no weights in it that can be read", lambda _: nn.ReLU()),
     ("parts_that_share_parts", "far more weights than it holds", parts_that_share_parts),
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "on the meta device",

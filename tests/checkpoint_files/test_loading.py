@@ -120,6 +120,15 @@ def test_a_buffer_that_cannot_be_written_to_changes_nothing(of_inference):
     assert model.weight._version == version  # a graph that needs it goes on
 
 
+def test_a_tied_number_may_be_any_of_a_row(tmp_path):
+    model = nn.Linear(1, 1, bias=False)
+    model.tied = model.weight
+    state = {"weight": torch.arange(8.0)[3::9].view(1, 1), "tied": torch.tensor([[3.0]])}
+    assert state["weight"].stride(0) != 1
+    load_into(model, state)
+    assert model.weight == 3
+
+
 class Replacing(nn.Linear):
     """A module whose state dict is a copy, and that takes new parameters in place of its own."""
 

@@ -192,7 +192,7 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
 
 
 def _bits(value: Tensor) -> Tensor:
-    return value.cpu().resolve_conj().resolve_neg().flatten().view(torch.uint8)
+    return value.cpu().resolve_conj().resolve_neg().flatten().unsqueeze(-1).view(torch.uint8)
 
 
 def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:

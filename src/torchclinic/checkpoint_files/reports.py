@@ -43,14 +43,14 @@ def lines(**rows: str | Iterable[str]) -> str:
 def word(text: object) -> str:
     """A name as one word of a command to copy, in which no shell sees more; ... if it cannot be.
 
-    >>> print(word("model.ema"), word("a; b"), word("it's"), word("a\\n"))
-    model.ema 'a; b' $'it\\x27s' $'a\\x0a'
+    >>> print(word("model.ema"), word("a; b"), word("=ls"), word("it's"), word("a\\n"))
+    model.ema 'a; b' '=ls' $'it\\x27s' $'a\\x0a'
     """
     text = str(text)
     if re.search("[\ud800-\udc7f\udd00-\udfff]", text) or len(text) > 280:
         return "..."
     if text.isprintable() and "'" not in text:
-        return shlex.quote(text)
+        return f"'{text}'" if text.startswith("=") else shlex.quote(text)  # for zsh, a program
     raw = text.encode(errors="surrogateescape")
     escaped = re.sub(rb"[^\w./-]", lambda byte: b"\\x%02x" % ord(byte[0]), raw)
     return f"$'{escaped.decode()}'"

@@ -18,6 +18,7 @@ WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "net
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
 AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
+COMPILED = "torch._dynamo.eval_frame.OptimizedModule"  # by torch.compile
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")  # what they do to the weights is not known
 LONGEST = 1000  # letters of a name: longer ones, again in each name below, would fill the memory
 SHOWN_TIMES = 4  # how often tensors may show the numbers of a storage: more might have no end
@@ -48,6 +49,8 @@ def is_model(value: Any) -> TypeGuard[StandIn]:
 
 def _attributes(value: Any) -> dict | None:
     """A module's: they are its state, or, as of torch.fx's, what it is to be made from."""
+    if isinstance(value, StandIn) and value.name == COMPILED and value.args:
+        return {part: {} for part in MODULE_PARTS} | {"_modules": {"_orig_mod": value.args[0]}}
     places = [value.state, *(value.args or ())[:1]] if isinstance(value, StandIn) else []
     for place in [place for place in places if isinstance(place, dict)]:
         if all(isinstance(place.get(part), dict) for part in MODULE_PARTS):
@@ -110,7 +113,7 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
     Raises
     ------
     CheckpointError
-        If some are tensors of a kind that is not read here, and would be lost.
+        If some are tensors of a kind that is not read here, and would be lost; if there is none.
     """
     kept = {}
     for key, value in weights.items():
@@ -119,6 +122,9 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
         odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
         if isinstance(value, Tensor) or (key.endswith(EXTRA_STATE) and not any(odd)):
             kept[key] = value
+    if not any(isinstance(value, Tensor) for value in kept.values()):
+        others = some((f"{key} ({what})" for key, what in described(weights).items()), 2)
+        raise CheckpointError(f"{path}: no weights in it that can be read, but {others or 'none'}.")
     return kept, {key: value for key, value in weights.items() if key not in kept}
 
 
@@ -161,8 +167,7 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
                 "own code can find. If you trust it, save its state_dict() to another file."
             )
         inside = [(part, *item) for part in MODULE_PARTS for item in state[part].items()]
-        hooks = [(name, state.get(name)) for name in HOOKS]
-        inside += [("", *item) for item in hooks if isinstance(item[1], dict) and item[1]]
+        inside += [("", *item) for item in state.items() if _is_beyond_reading(*item)]
         made += len(inside)
         held += len(inside) * (id(module) not in opened)
         opened.add(id(module))
@@ -184,6 +189,12 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
                 weights[key] = value
         waiting += reversed(below)
     return weights
+
+
+def _is_beyond_reading(name: Any, value: Any) -> bool:
+    """Whether an attribute of a module's may do to its state dict what only its code can tell."""
+    hooks = name in HOOKS and isinstance(value, dict) and value
+    return bool(hooks) or (isinstance(value, StandIn) and value.name == "torch.ScriptObject")
 
 
 def ties(values: Mapping[str, Any]) -> list[list[str]]:
