@@ -369,6 +369,20 @@ def test_where_all_steps_are_damaged_a_whole_best_one_is_named_and_can_be_taken(
         trained(folder)
 
 
+def test_a_command_to_copy_and_its_message_are_safe_whatever_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("-t", "a\n\x1b[31m"):
+        path = checkpoint.save(name, {"model": nn.Linear(2, 1)}, step=1, best=True)
+        empty(path)
+        with pytest.raises(ValueError, match="To go on from there") as raised:
+            checkpoint.load(name, {"model": nn.Linear(2, 1)})
+        assert str(raised.value).isprintable()
+        if name == "-t":
+            command = str(raised.value).partition("there: ")[2]
+            subprocess.run(["sh", "-c", command], check=True, timeout=60)
+            assert checkpoint.load(name, {"model": nn.Linear(2, 1)})["step"] == 1
+
+
 # --- two runs -----------------------------------------------------------------------------------
 
 

@@ -204,7 +204,7 @@ def test_nothing_in_a_file_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = checkpoint.save("folder", linear(), step=1)
     torch.save(torch.load(path) | {"more": Touch()}, path)
-    with pytest.raises(Exception, match="weights_only|whole"):
+    with pytest.raises(Exception, match=r"weights_only|whole"):
         checkpoint.load(path, linear())
     assert not Path("ran").exists()
 
@@ -217,6 +217,43 @@ def test_the_best_of_another_run_is_kept(tmp_path):
     assert torch.load(tmp_path / "best.pt.aside-1")["run"] == {"lr": 0.1}
     assert torch.load(tmp_path / "best.pt")["step"] == 2
     assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_checkpoint_of_another_run_that_was_brought_here_is_kept(tmp_path):
+    other = checkpoint.save(tmp_path / "other", linear(), step=999, run={"lr": 9})
+    home = tmp_path / "home"
+    for step in (1, 2, 3):
+        checkpoint.save(home, linear(), step=step, run={"lr": 1})
+    other.rename(home / other.name)
+    for step in (4, 5, 6, 7):
+        checkpoint.save(home, linear(), step=step, run={"lr": 1})
+    assert torch.load(home / other.name)["run"] == {"lr": 9}
+    names = [f"step_{step:08d}.pt" for step in (5, 6, 7, 999)]
+    assert sorted(os.listdir(home)) == names
+    assert checkpoint.load(home, linear(), run={"lr": 1})["step"] == 7
+
+
+def test_a_save_that_fails_leaves_foreign_files_their_names(tmp_path, capsys):
+    for name in ("step_00000001.pt", "best.pt"):
+        (tmp_path / name).write_text(f"my own {name}")
+    with full_disk(), pytest.raises(OSError, match="not saved"):
+        checkpoint.save(tmp_path, parts_of(nn.Linear(1000, 100)), step=1, best=True)
+    with pytest.raises(ValueError, match="not saved"):
+        checkpoint.save(tmp_path, linear(), step=1, best=True, more=object())
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "step_00000001.pt"]
+    assert all((tmp_path / name).read_text() == f"my own {name}" for name in os.listdir(tmp_path))
+    assert "aside" not in capsys.readouterr().err
+
+
+def test_a_model_that_could_not_be_loaded_is_refused_before_the_first_step(tmp_path):
+    model = nn.Linear(2, 1)
+    model.register_buffer("mask", torch.zeros(1).expand(3))
+    refused = pytest.raises(ValueError, match=r"'mask' of model .* again and again.*\.clone\(\)")
+    with refused:
+        checkpoint.save(tmp_path, parts_of(model), step=1)
+    with refused:
+        checkpoint.load(tmp_path, parts_of(model))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_best_epoch_is_kept_beside_the_newest(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
+from torchclinic import printable
 from torchclinic.modules import unwrapped
 from torchclinic.writing import LEFTOVER, atomic_file, sole_use
 from torchladder import __version__
@@ -96,7 +97,8 @@ def save(
         If the disk is full, or not all ranks call this within ten minutes. Files stay as they were.
     ValueError
         If two things have one name, a tensor is sharded, ``weights_only=True`` would not load
-        what was given, or a setting in `run` could not be compared later: a tensor, NaN.
+        what was given, a setting in `run` could not be compared later (a tensor, NaN), or a
+        model's tensor could not be loaded into: an expanded one.
 
     Examples
     --------
@@ -109,6 +111,7 @@ def save(
     """
     _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more], run or {})
     path = Path(folder, f"step_{step:08d}.pt")
+    _refuse_expanded(parts)
     rank, world_size = _meet(f"checkpoint.save to {path}", no_dist)
     by_rank = [{"rng": _rng_state(), **(of_each_rank or {})}] * world_size
     if world_size > 1:
@@ -192,6 +195,23 @@ def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, A
         )
 
 
+def _refuse_expanded(parts: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a model's tensor into which PyTorch cannot load."""
+    models = [(name, unwrapped(part)) for name, part in parts.items()]
+    for name, model in [(name, part) for name, part in models if isinstance(part, nn.Module)]:
+        for key, value in model.state_dict().items():
+            if isinstance(value, Tensor) and _is_expanded(value):
+                raise ValueError(
+                    f"{key!r} of {name} shows one number again and again, so that no checkpoint "
+                    f"could be loaded into it. Register what .expand() gave with .clone()."
+                )
+
+
+def _is_expanded(value: Tensor) -> bool:
+    sizes = zip(value.shape, value.stride(), strict=True)
+    return value.layout == torch.strided and any(n > 1 and step == 0 for n, step in sizes)
+
+
 def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,31 +219,43 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
             for half_written in path.parent.glob(f".{kind}.pt.*{LEFTOVER}"):
                 if half_written.is_file():
                     half_written.unlink(missing_ok=True)
-        numbers = {p: n for p in files_in(path.parent) if (n := _number_of(p)) < math.inf}
-        checkpoint["number"] = 1 + max(numbers.values(), default=0)
+        there = [(file, saved) for file in files_in(path.parent) if (saved := _saved(file))]
+        checkpoint["number"] = 1 + max((saved["number"] for _, saved in there), default=0)
         # Both are written before one takes its place, and the best is the first to do so: killed
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
-                _make_way(target, checkpoint["run"])
+                files.enter_context(_out_of_the_way(target, checkpoint["run"]))
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
         raise type(error)(error.errno, what, str(path)) from error
-    # What cannot be read is not known to be ours to remove.
-    for old in [old for old in numbers if old != path][: -(keep - 1) or None]:
+    # What cannot be read, and what another run saved, is not ours to remove.
+    ours = [file for file, saved in there if file != path and saved["run"] == checkpoint["run"]]
+    for old in ours[: -(keep - 1) or None]:
         old.unlink(missing_ok=True)
 
 
-def _make_way(path: Path, run: dict[str, Any]) -> None:
-    """Rename what is there under a checkpoint's name, unless it is a whole one of this run."""
+@contextmanager
+def _out_of_the_way(path: Path, run: dict[str, Any]) -> Iterator[None]:
+    """Rename what is there under a checkpoint's name, unless it is a whole one of this run.
+
+    If the block raises, it gets its name back.
+    """
     saved = _saved(path)
     if os.path.lexists(path) and not (saved and saved["run"] == run and not _why_damaged(path)):
         names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         path.rename(aside)
-        told = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
-        print(told, file=sys.stderr)
+        try:
+            yield
+        except BaseException:
+            aside.rename(path)
+            raise
+        moved = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
+        print(moved, file=sys.stderr)
+    else:
+        yield
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
@@ -316,6 +348,7 @@ def load(
     None
     7
     """
+    _refuse_expanded(parts)
     rank, world_size = _meet(f"checkpoint.load from {source}", no_dist)
     path = _on_first_rank(lambda: _newest_whole(Path(source)), rank, world_size)
     if path is None:
@@ -347,11 +380,11 @@ def _newest_whole(source: Path) -> Path | None:
     best = source / "best.pt"
     if damaged and (saved := _saved(best)) and not _why_damaged(best):
         step = saved["step"]
-        copy_it = shlex.join(["cp", str(best), str(source / f"step_{step:08d}.pt")])
+        copy_it = shlex.join(["cp", "--", str(best), str(source / f"step_{step:08d}.pt")])
         what = f"but best.pt, of step {step:,}. To go on from there: {copy_it}"
-        raise ValueError(f"No checkpoint in {source} is whole {what}")
+        raise ValueError(printable(f"No checkpoint in {source} is whole {what}"))
     if damaged:
-        raise ValueError(f"No checkpoint in {source} is whole: take one from a backup.")
+        raise ValueError(printable(f"No checkpoint in {source} is whole: take one from a backup."))
     return None
 
 
