@@ -28,8 +28,8 @@ def main(arguments: list[str] | None = None) -> None:
         status, text = 130, "interrupted"
     except Exception as error:
         # An OSError is about files and the machine, or a library that torch lacks.
-        told = OSError if options.command == "explain" or "torch" in sys.modules else UserError
-        if not isinstance(error, UserError | told):  # PyTorch's, or a bug
+        expected = OSError if options.command == "explain" or "torch" in sys.modules else UserError
+        if not isinstance(error, UserError | expected):  # PyTorch's, or a bug
             from torchclinic.errors import note
 
             note(error)
@@ -106,11 +106,11 @@ def _explain(options: argparse.Namespace) -> int:
     what = options.what or ["" if sys.stdin.isatty() else "-"]
     if dumps := flight_recorder.dumps_in(what):
         ranks, absent = flight_recorder.read(dumps)
-        told = flight_recorder.compare(ranks)
-        entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in told if "entry" in t]
+        differences = flight_recorder.compare(ranks)
+        entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in differences if "entry" in t]
         found = [errors.Match(entry, text=says) for entry, says in entries]
-        log, more = "", {"differences": told, "ranks_without_dump": absent}
-        text = flight_recorder.explain(told, absent)
+        log, more = "", {"differences": differences, "ranks_without_dump": absent}
+        text = flight_recorder.explain(differences, absent)
     elif len(what) == 1 and (entry := errors.catalogue().get(what[0])):
         log, found, more, text = "", [errors.Match(entry)], {}, entry
     else:

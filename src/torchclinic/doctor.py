@@ -215,9 +215,9 @@ def disagreements(facts: list[dict]) -> list[str]:
             continue
         differing.add(key)
         rare, *others = sorted(hosts, key=lambda value: len(hosts[value]))
-        told = [f"{value or 'none'} on {_and(hosts[value])}" for value in (rare, *others[:-1])]
-        told = f"{', '.join(told)}, {others[-1] or 'none'} on the others"
-        problems.append(f"{key}: {told}; {advice}.")
+        values = [f"{value or 'none'} on {_and(hosts[value])}" for value in (rare, *others[:-1])]
+        values = f"{', '.join(values)}, {others[-1] or 'none'} on the others"
+        problems.append(f"{key}: {values}; {advice}.")
     for uuid, number in Counter(f["uuid"] for f in facts if f["uuid"]).items():
         if number > 1:
             ranks = [f["rank"] for f in facts if f["uuid"] == uuid]
@@ -278,16 +278,16 @@ def _lead(store: dist.Store, timeout: float) -> list[str]:
 
 def _follow(store: dist.Store, rank: int, timeout: float) -> list[str]:
     """What the other ranks do: carry out rank 0's order, if there is one, and hear the problems."""
-    told = []
+    messages = []
     # Rank 0 may come as late as any, and then wait for others.
     for key, patience in [("order", 2 * timeout + GRACE), ("end", timeout + 2 * GRACE)]:
         if missing_ranks(store, key, [0], patience):
             raise ConnectionError(f"rank 0 said nothing for {patience:g} s")
-        told.append(json.loads(store.get(f"{key}/0")))
-        if key == "order" and told[0]:
-            _perform(store, rank, told[0], timeout)
+        messages.append(json.loads(store.get(f"{key}/0")))
+        if key == "order" and messages[0]:
+            _perform(store, rank, messages[0], timeout)
     store.set(f"bye/{rank}", "")
-    return told[1]
+    return messages[1]
 
 
 def _perform(store: dist.Store, rank: int, backend: str, timeout: float) -> None:
@@ -321,8 +321,8 @@ def blame(backend: str, answers: Mapping[int, Mapping], facts: list[dict]) -> li
     """A sentence for each rank that is the cause; the others have only noticed."""
     names = host_names(facts)
     errors = {r: answer["error"] for r, answer in answers.items() if "error" in answer}
-    own = {r: error for r, error in errors.items() if not EFFECT.search(error)}
-    silent = [] if own else [r for r in names if r not in answers]
+    causes = {r: error for r, error in errors.items() if not EFFECT.search(error)}
+    silent = [] if causes else [r for r in names if r not in answers]
     if silent:
         return [
             f"rank {r} on {names[r]} registered, then did not answer: it hangs or has ended. See "
@@ -341,7 +341,7 @@ def blame(backend: str, answers: Mapping[int, Mapping], facts: list[dict]) -> li
         f"rank {r} on {names[r]} could not {answers[r]['doing']} ({backend}): {error}. Interface "
         f"tried: {facts[r]['interface']} ({facts[r]['address'] or 'no address'}); that host has "
         f"{_and(facts[r]['interfaces'])}. {check}"
-        for r, error in (own or errors).items()
+        for r, error in (causes or errors).items()
     ]
 
 
@@ -429,8 +429,8 @@ def _and(things: Iterable) -> str:
 
 
 def _device(backend: str) -> torch.device:
-    own = backend == "nccl"
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if own else torch.device("cpu")
+    on_gpu = backend == "nccl"
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 
 
 def _short(error: Exception) -> str:

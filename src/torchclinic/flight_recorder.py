@@ -159,9 +159,9 @@ def _check_run(ranks: dict[int, list[dict]]) -> None:
         other, before = first.setdefault((call["group"], call["number"]), (rank, call))
         apart = call["seconds"] - before["seconds"]
         if abs(apart) > (limit := min(call["limit"], before["limit"])):
-            told = call | {"seconds": round(abs(apart)), "limit": round(limit)}
+            late_call = call | {"seconds": round(abs(apart)), "limit": round(limit)}
             late, early = (rank, other) if apart > 0 else (other, rank)
-            raise _error("runs", **told, ranks=_ranks([late]), other=_ranks([early]))
+            raise _error("runs", **late_call, ranks=_ranks([late]), other=_ranks([early]))
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -180,28 +180,31 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
             # In the group of all, a rank that made no call is one, too.
             made = groups.setdefault(group, {r: {} for r in ranks if group == "default_pg"})
             made.setdefault(rank, {}).setdefault(call["number"], call)
-    found = {name: told for name in groups if (told := _difference(groups[name]))}
+    found = {name: finding for name in groups if (finding := _difference(groups[name]))}
 
     def where(rank: int, call: dict | None = None, word: str = "in") -> str:
         if not call and ranks[rank]:
             call = ranks[rank][-1]
-            told = found.get(call["group"])
-            stuck = not call["ended"] if call["p2p"] else told and call["number"] >= told["number"]
+            finding = found.get(call["group"])
+            stuck = finding and call["number"] >= finding["number"]
+            stuck = not call["ended"] if call["p2p"] else stuck
             word = "in" if stuck else "after"
         return KNOWN["line"][word if call else "never"].format(**call or {})
 
-    for name, told in found.items():
-        kind, said = told["kind"], {}
+    for name, finding in found.items():
+        kind, places = finding["kind"], {}
+        pair = finding["number"], finding["number"] + 1
         for rank, made in groups[name].items():
-            call, then = (made.get(number) for number in (told["number"], told["next"]))
-            word = "in" if kind == "skipped" and rank in told["ranks"] else kind
-            said[rank] = where(rank, call and call | {"then": then and then["text"]}, word)
-        gaps = told | {"group": name, "ranks": _ranks(told["ranks"]).capitalize()}
-        told["says"] = KNOWN["says"][kind].format(**gaps)
-        told |= {"entry": KNOWN["entry"][kind], "lines": _lines(said)}
+            call, then = (made.get(number) for number in pair)
+            word = "in" if kind == "skipped" and rank in finding["ranks"] else kind
+            places[rank] = where(rank, call and call | {"then": then and then["text"]}, word)
+        gaps = finding | {"group": name, "ranks": _ranks(finding["ranks"]).capitalize()}
+        gaps["next"] = pair[1]
+        finding["says"] = KNOWN["says"][kind].format(**gaps)
+        finding |= {"entry": KNOWN["entry"][kind], "lines": _lines(places)}
     same = {"kind": "same", "says": KNOWN["says"]["same"]}
     same["lines"] = _lines({rank: where(rank) for rank in ranks})
-    return sorted(found.values(), key=lambda told: told["seconds"]) or [same]
+    return sorted(found.values(), key=lambda finding: finding["seconds"]) or [same]
 
 
 def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
@@ -221,8 +224,8 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
             if odd:
                 swapped = kind == "skipped" and _in_two_orders(ranks.values(), number)
                 call = next(call for call in calls.values() if call and call[key] == usual)
-                told = {"kind": "order" if swapped else kind, "number": number, "ranks": odd}
-                return told | {"next": number + 1, "op": call["op"], "seconds": call["seconds"]}
+                difference = {"kind": "order" if swapped else kind, "number": number, "ranks": odd}
+                return difference | {key: call[key] for key in ("op", "seconds")}
     return None
 
 
@@ -233,9 +236,11 @@ def _in_two_orders(ranks: Iterable[dict[int, dict]], number: int) -> bool:
     return None not in first and pairs == {first, first[::-1]}
 
 
-def _lines(said: dict[int, str]) -> list[str]:
-    """``rank 1: ...`` for each rank, and a single line for those of which the same is said."""
-    alike = {text: [rank for rank in sorted(said) if said[rank] == text] for text in said.values()}
+def _lines(texts: dict[int, str]) -> list[str]:
+    """``rank 1: ...`` for each rank, and a single line for those that have the same text."""
+    alike = {
+        text: [rank for rank in sorted(texts) if texts[rank] == text] for text in texts.values()
+    }
     return [f"{_ranks(alike[text])}: {text}" for text in sorted(alike, key=alike.__getitem__)]
 
 
@@ -254,8 +259,8 @@ def _ranks(ranks: list[int]) -> str:
 
 def explain(found: list[dict], absent: list[int]) -> str:
     """What `compare` has found, for a terminal, and what the clinic says of the first."""
-    told = [KNOWN["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
-    told += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
+    paragraphs = [KNOWN["input"]["absent"].format(ranks=_ranks(absent))] if absent else []
+    paragraphs += ["\n  ".join([finding["says"], *finding["lines"]]) for finding in found]
     if entry := errors.catalogue().get(found[0].get("entry", "")):
-        told += [filled("Do:", entry.fix), f"More: torchclinic explain {entry.id}"]
-    return "\n\n".join(told)
+        paragraphs += [filled("Do:", entry.fix), f"More: torchclinic explain {entry.id}"]
+    return "\n\n".join(paragraphs)

@@ -57,8 +57,8 @@ def read(names: list[str]) -> dict[str, str]:
     texts = {log: _text(log, max(4, MOST // PART // len(logs))) for log in logs}
     if cut := [printable(log) for log in logs if getattr(texts[log], "cut", False)]:
         more = f", as {len(cut) - 1} more have" if len(cut) > 1 else ""
-        told = f"{cut[0]} has errors all over{more}: of those in the middle, not all were read."
-        print(f"torchclinic explain: {told}", file=sys.stderr)
+        warning = f"{cut[0]} has errors all over{more}: of those in the middle, not all were read."
+        print(f"torchclinic explain: {warning}", file=sys.stderr)
     if not any(map(str.strip, texts.values())):
         raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
     return texts
@@ -163,17 +163,19 @@ def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
     does not follow from another rank's: its ``text``, its ``rank`` and ``file``.
     """
     several = texts.items() if len(texts) > 1 else ()
-    own = {name: failure for name, text in several if (failure := _failure(text))}
-    if not own:
+    failures = {name: failure for name, text in several if (failure := _failure(text))}
+    if not failures:
         return _named_first(without_colours("\n".join(texts.values())))
-    times, how = {name: time for name, (time, *_) in own.items()}, "by the times in the logs"
-    if len(own) == 1:
-        how = "the only one with an error of its own"
+    times = {name: time for name, (time, *_) in failures.items()}
+    evidence = "by the times in the logs"
+    if len(failures) == 1:
+        evidence = "the only one with an error of its own"
     elif not all(times.values()):
-        times, how = {name: os.stat(name).st_mtime for name in own}, "by the times of the files"
-    name = min(own, key=times.__getitem__)
-    rank, text = own[name][1] or _whose(name), own[name][2]
-    says = f"{rank.capitalize() or 'One'} failed first, {how}, in {printable(name)}: {text}"
+        times = {name: os.stat(name).st_mtime for name in failures}
+        evidence = "by the times of the files"
+    name = min(failures, key=times.__getitem__)
+    rank, text = failures[name][1] or _whose(name), failures[name][2]
+    says = f"{rank.capitalize() or 'One'} failed first, {evidence}, in {printable(name)}: {text}"
     return {"rank": rank, "file": name, "text": text, "says": says}
 
 
@@ -186,8 +188,8 @@ def _named_first(log: str) -> dict[str, str]:
             rank = f"rank {found[1]}"
             return {"rank": rank, "says": f"torchrun says that {rank} failed first."}
     if found := TASK.search(log):
-        host, task, how = found.groups()
-        says = f"The first that srun names is task {task} on {host}: {how.strip()}."
+        host, task, outcome = found.groups()
+        says = f"The first that srun names is task {task} on {host}: {outcome.strip()}."
         return {"rank": f"task {task}", "says": says}
     return {}
 

@@ -43,8 +43,8 @@ def device_table() -> Table:
         rows += [_cuda(i) for i in range(torch.cuda.device_count())]
     elif torch.backends.mps.is_available():
         rows.append(_mps())
-    told = 7 if any(row[6] for row in rows) else 6
-    return Table(header[:told], [[cell or "–" for cell in row[:told]] for row in rows])
+    columns = 7 if any(row[6] for row in rows) else 6
+    return Table(header[:columns], [[cell or "–" for cell in row[:columns]] for row in rows])
 
 
 def cpu_name() -> str:

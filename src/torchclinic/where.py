@@ -323,9 +323,9 @@ def held_tensors(most: int = 10, like: str = "") -> list[Held]:
     groups = {kind: tensors for kind, tensors in groups.items() if like in kind}
     size = {kind: _memory(tensors) for kind, tensors in groups.items()}
     frames = [*_callers(sys._getframe(1))]
-    own = {sys._getframe(), *frames}
+    callers = {sys._getframe(), *frames}
     for top in sys._current_frames().values():
-        frames += [frame for frame in _callers(top) if frame not in own]
+        frames += [frame for frame in _callers(top) if frame not in callers]
     held = []
     for kind in sorted(groups, key=size.__getitem__, reverse=True)[:most]:
         tensors = groups[kind]
@@ -366,10 +366,10 @@ def _holder(tensors: list[Tensor], frames: list[FrameType]) -> str:
                 if id(value) in by_id:
                     path = REGISTERED.sub(r".\1", paths[id(value)])
                     return f"{name}{path} in {frame.f_code.co_name}"
-        own = {id(ours) for ours in (tensors, things, by_id, *frames)}
+        our_ids = {id(ours) for ours in (tensors, things, by_id, *frames)}
         for holder in gc.get_referrers(*things):
             held = next(filter(by_id.__contains__, map(id, gc.get_referents(holder))), None)
-            if held is None or id(holder) in own or id(holder) in paths:
+            if held is None or id(holder) in our_ids or id(holder) in paths:
                 continue
             paths[id(holder)] = _step(holder, by_id[held], paths[held])
             if isinstance(holder, ModuleType | type):

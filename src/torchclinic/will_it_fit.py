@@ -391,7 +391,7 @@ def speed_up(
     2.09
     """
     _check(scaling=(scaling, ("weak", "strong")), rung=(rung, ("ddp", "fsdp", "hsdp")))
-    own = computing if scaling == "weak" else computing / world_size
+    share = computing if scaling == "weak" else computing / world_size
     hybrid = rung == "hsdp" and machines > 1
     if machines > 1 and not hybrid:
         latency, bandwidth = max(latency, network[0]), min(bandwidth, network[1])
@@ -401,7 +401,7 @@ def speed_up(
     if hybrid:
         summed = nbytes if gradients is None else gradients
         exchange += all_reduce_seconds(summed, machines, *network)
-    return world_size * own / step_seconds(own, exchange, overlap)
+    return world_size * share / step_seconds(share, exchange, overlap)
 
 
 def step_seconds(computing: float, exchange: float, overlap: float = 0.0) -> float:

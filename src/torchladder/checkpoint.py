@@ -197,19 +197,15 @@ def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, A
 
 def _refuse_expanded(parts: Mapping[str, Any]) -> None:
     """Raise a ValueError for a model's tensor into which PyTorch cannot load."""
-    models = [(name, unwrapped(part)) for name, part in parts.items()]
-    for name, model in [(name, part) for name, part in models if isinstance(part, nn.Module)]:
-        for key, value in model.state_dict().items():
-            if isinstance(value, Tensor) and _is_expanded(value):
+    for name, part in parts.items():
+        state = unwrapped(part).state_dict() if isinstance(part, nn.Module) else {}
+        for key, value in state.items():
+            strided = isinstance(value, Tensor) and value.layout is torch.strided
+            if strided and 0 in value.stride() and not value.is_contiguous():
                 raise ValueError(
                     f"{key!r} of {name} shows one number again and again, so that no checkpoint "
                     f"could be loaded into it. Register what .expand() gave with .clone()."
                 )
-
-
-def _is_expanded(value: Tensor) -> bool:
-    sizes = zip(value.shape, value.stride(), strict=True)
-    return value.layout == torch.strided and any(n > 1 and step == 0 for n, step in sizes)
 
 
 def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:

@@ -145,8 +145,8 @@ def launch(
     job = (function, args, kwargs, cell_sources(), backend, method)
     job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
     ranks, said, (stopped, stop) = [], SimpleQueue(), mp.Pipe(duplex=False)
-    told = (ranks, world_size, job, timeout, show, said, stopped)
-    keeper, wake = threading.Thread(target=_keep, args=told, daemon=True), stop.fileno()
+    keeps = (ranks, world_size, job, timeout, show, said, stopped)
+    keeper, wake = threading.Thread(target=_keep, args=keeps, daemon=True), stop.fileno()
     with stopped, stop:
         try:
             keeper.start()
@@ -417,10 +417,12 @@ def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
     # rank that sent it, so that one's traceback is told too, or where it waits for an answer.
     aborted = "SIGABRT" in str(first)
     # Nor can it be known of one that died whether another rank's own error made it give up.
-    own = [failure for failure in others if failure.kind and order(failure)[0] < 2]
-    told = [str(failure) for failure in (others if aborted else own if not first.kind else [])]
-    told += [place.lstrip() for place in _places_now(unfinished)] if aborted else []
-    first.args = ("\n\n".join([str(first), *(text for text in told if text)]), *first.args[1:])
+    of_their_own = [failure for failure in others if failure.kind and order(failure)[0] < 2]
+    more = [
+        str(failure) for failure in (others if aborted else of_their_own if not first.kind else [])
+    ]
+    more += [place.lstrip() for place in _places_now(unfinished)] if aborted else []
+    first.args = ("\n\n".join([str(first), *(text for text in more if text)]), *first.args[1:])
     return first
 
 
@@ -508,8 +510,8 @@ def join_group(backend: str | None = None) -> None:
     if not backend:  # all ranks must choose the same, and their machines may differ
         store, rank, world_size = next(dist.rendezvous("env://"))
         store.set(f"GPU {rank}", str(gpus >= local_size))
-        own = store.multi_get([f"GPU {r}" for r in range(world_size)])
-        backend = "nccl" if set(own) == {b"True"} else "gloo"
+        enough_gpus = store.multi_get([f"GPU {r}" for r in range(world_size)])
+        backend = "nccl" if set(enough_gpus) == {b"True"} else "gloo"
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     dist.init_process_group(backend, device_id=device)
     dist.barrier()  # or a rank might be done and gone while another still connects to it

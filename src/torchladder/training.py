@@ -255,15 +255,15 @@ class TrainState:
 
     def resume(self) -> None:
         """Be where the newest checkpoint was saved, if there is one."""
-        how = {"run": self.settings, "no_dist": self.world_size == 1}
-        if not self.folder or not (saved := checkpoint.load(self.folder, self._parts(), **how)):
+        options = {"run": self.settings, "no_dist": self.world_size == 1}
+        if not self.folder or not (saved := checkpoint.load(self.folder, self._parts(), **options)):
             return
         for name in _POSITION:
             setattr(self, name, saved[name])
         self.history.extend(Epoch(**epoch) for epoch in saved["history"])
         # A row for each rank there was; in the end, the sums of all ranks are added.
-        for own in saved["totals"][self.rank :: self.world_size]:
-            self.sums = [total + number for total, number in zip(self.sums, own, strict=True)]
+        for row in saved["totals"][self.rank :: self.world_size]:
+            self.sums = [total + number for total, number in zip(self.sums, row, strict=True)]
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.wrapped, "optimizer": self.optimizer}
@@ -280,7 +280,7 @@ def _train_epochs(
     """Train, evaluate and save from where `state` is to its last epoch."""
     epochs, steps = state.settings["epochs"], len(train_batches)
     across_ranks = state.world_size > 1
-    how = {"precision": state.precision, "across_ranks": across_ranks}
+    options = {"precision": state.precision, "across_ranks": across_ranks}
     shown: dict[str, Any] = {"unit": "batch", "delay": 2} if state.rank == 0 else {"disable": True}
     loader: Any = train_batches  # of `dataloader`: it has a batch size, and begins where it is told
     with tqdm(desc="training", total=epochs * steps, initial=state.step, **shown) as bar:
@@ -304,7 +304,7 @@ def _train_epochs(
             state.seconds += perf_counter() - start
             if across_ranks:
                 _share_buffers(state.model)
-            tested = evaluate(state.model, test_batches, **how)
+            tested = evaluate(state.model, test_batches, **options)
             _check_finite(state, trained, tested)
             best = tested.accuracy > max((e.test_accuracy for e in state.history), default=-1)
             state.end_epoch(trained, tested)

@@ -73,11 +73,11 @@ def find(log: str) -> list[Match]:
 
 def other_program(log: str) -> str:
     """The program, other than PyTorch, that a log names, if it nowhere names PyTorch; or ``""``."""
-    others, own = page("other_programs")["others"], page("other_programs")["own"]
+    others, ours = page("other_programs")["others"], page("other_programs")["own"]
     named = (name for name, words in others.items() if any(word in log for word in words))
     if other := next(named, ""):
         log = re.sub(ENVIRONMENT, "", log, flags=re.ASCII)
-    return "" if any(word in log for word in own) else other
+    return "" if any(word in log for word in ours) else other
 
 
 def _first(
@@ -158,11 +158,11 @@ def places_of(pattern: list[str], text: str, start: int = 0, stop: int | None = 
 
 def rules() -> dict:
     """All that the paste box needs to find what `find` finds, for JSON."""
-    told: dict[str, Any] = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES}
-    told |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT}
-    told |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
-    told["errors"] = [
+    rules: dict[str, Any] = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES}
+    rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT}
+    rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
+    rules["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": patterns_of(e.id)}
         for e in catalogue().values()
     ]
-    return told
+    return rules
