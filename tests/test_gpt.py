@@ -277,6 +277,7 @@ def test_no_score_depends_on_a_later_token_and_learning_beats_guessing(gpt):
     model, args = new_model(gpt, layers=2, width=32, batch=16, steps=60, data=gpt.CLOTHES)
     train, held_out = gpt.read_sequences(args)
     assert (train.shape, held_out.shape, args.vocabulary) == ((12_000, 197), (2_000, 197), 26)
+    assert train[:, 1:].max() < gpt.GREYS <= train[:, 0].min()  # no grey is a class
     tokens = torch.from_numpy(held_out[:64].astype(int))
     other = torch.cat([tokens[:, :100], tokens[:, 100:].flip(0)], dim=1)
     with torch.inference_mode():
