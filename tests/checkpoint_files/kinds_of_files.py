@@ -294,10 +294,10 @@ def safetensors_with_notes(folder, notes):
 
 
 for _name, _notes in {
-    "a_note_that_names_a_stored_tensor": {"format": "pt", "norm.weight": "layers.0.weight"},
-    "notes_that_are_names_by_chance": {"format": "pt", "epoch": "conv.bias", "bias": "conv.weight"},
+    "safetensors_with_a_note_that_names_a_stored_tensor": {"norm.weight": "layers.0.weight"},
+    "safetensors_with_notes_that_are_names_by_chance": {"epoch": "conv.bias", "x": "conv.weight"},
 }.items():
-    good(f"safetensors_with_{_name}")(lambda folder, n=_notes: safetensors_with_notes(folder, n))
+    good(_name)(lambda folder, notes=_notes: safetensors_with_notes(folder, notes))
 
 
 @good()

@@ -113,9 +113,8 @@ def _load(where: Any, values: dict[str, Any], model: nn.Module, ours: dict[str, 
         if any(map(_runs_code, model.modules())):
             parts = [part for m in model.modules() for part in (m._parameters, m._buffers)]
             extra = deepcopy({k: v for k, v in ours.items() if k.endswith(EXTRA_STATE)})
-            numbers = {
-                t: t.detach().clone() for part in parts for t in part.values() if t is not None
-            }
+            there = [tensor for part in parts for tensor in part.values() if tensor is not None]
+            numbers = {tensor: tensor.detach().clone() for tensor in there}
             tables = [(part, dict(part)) for part in parts]
         model.load_state_dict(values, strict=False)
     except BaseException as error:

@@ -52,10 +52,9 @@ def _attributes(value: Any) -> dict | None:
     if isinstance(value, StandIn) and value.name == COMPILED and value.args:
         return {part: {} for part in MODULE_PARTS} | {"_modules": {"_orig_mod": value.args[0]}}
     places = [value.state, *(value.args or ())[:1]] if isinstance(value, StandIn) else []
-    for place in [place for place in places if isinstance(place, dict)]:
-        if all(isinstance(place.get(part), dict) for part in MODULE_PARTS):
-            return place
-    return None
+    dicts = [place for place in places if isinstance(place, dict)]
+    whole = (d for d in dicts if all(isinstance(d.get(part), dict) for part in MODULE_PARTS))
+    return next(whole, None)
 
 
 def state_dicts(tree: Any) -> dict[str, Mapping]:
@@ -173,9 +172,8 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
         opened.add(id(module))
         if made > FREE + SHOWN_TIMES * held:
             raise CheckpointError(f"{path}: its parts share parts: far more weights than it holds.")
-        skipped = state.get("_non_persistent_buffers_set")
-        names = skipped if isinstance(skipped, BRANCHES) else ()
-        skipped = {name for name in names if isinstance(name, str)}
+        names = state.get("_non_persistent_buffers_set")
+        skipped = {n for n in names if isinstance(n, str)} if isinstance(names, BRANCHES) else ()
         below = []
         for part, name, value in inside:
             key = f"{prefix}{name}"
