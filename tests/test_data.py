@@ -26,7 +26,7 @@ def elsewhere(monkeypatch, tmp_path):
     """A machine without any full data set; its home, Debian folder and Kaggle input are empty."""
     for name in ("home", "debian", "kaggle"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(data.Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(data, "_DEBIAN", tmp_path / "debian")
     monkeypatch.setattr(data, "_KAGGLE", tmp_path / "kaggle")
     monkeypatch.delenv("TORCHLADDER_DATA", raising=False)
@@ -132,6 +132,7 @@ def test_damaged_files_and_other_data_sets_are_named(elsewhere, full_size, monke
         (test_images, files[test_images][:-1], "is damaged"),
         (test_images, b"<!DOCTYPE html>", "is damaged"),
         (test_images, b"", "is damaged"),
+        (test_images, b"\0\0\x08\0\xff", "is damaged"),
         (test_images, digits, "holds something else than Fashion-MNIST's"),
         (train_images, files[test_images], "holds something else"),
         (labels, files[labels].replace(b"\x09", b"\x08"), "holds something else"),

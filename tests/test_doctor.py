@@ -140,6 +140,24 @@ def doctor_on_ranks(capsys, on_rank_1=None, *, timeout=60.0, started=2, **enviro
     return statuses, capsys.readouterr().out.splitlines()
 
 
+def test_two_folders_agree_only_if_names_and_contents_do(tmp_path):
+    folders = {
+        "ours": {"a.py": "x"},
+        "same": {"a.py": "x"},
+        "another name": {"b.py": "x"},
+        "joined": {"a.py": "x\0y"},
+        "parted": {"a.py": "x", "b.py": "y"},
+    }
+    for folder, files in folders.items():
+        (tmp_path / folder / "folder.py").mkdir(parents=True)
+        os.mkfifo(tmp_path / folder / "pipe.py")  # to read it would take for ever
+        for name, text in files.items():
+            (tmp_path / folder / name).write_text(text)
+    ours, same, *others = (doctor.hash_of(str(tmp_path / folder)) for folder in folders)
+    assert ours == same
+    assert len({ours, *others}) == 4
+
+
 @pytest.mark.slow
 def test_two_ranks_of_torchrun_get_an_ok():
     command = [*TORCHRUN, "--nproc-per-node=2", *DOCTOR, "--program", __file__]

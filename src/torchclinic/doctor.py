@@ -169,8 +169,9 @@ def interface_used(backend: str) -> tuple[str | None, str | None]:
 def hash_of(program: str) -> str:
     """Eight digits that tell one version of a file, or of a folder's Python files, from another."""
     path = Path(program)
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:8]
+    files = sorted(f for f in path.rglob("*.py") if f.is_file()) if path.is_dir() else [path]
+    parts = [(str(f.relative_to(path)), hashlib.sha256(f.read_bytes()).hexdigest()) for f in files]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
 # --- what they are together ---------------------------------------------------------------------

@@ -106,7 +106,8 @@ def load_dataset(
     loaders = {"fashion_mnist_small": _fashion_mnist_small, "fashion_mnist": _fashion_mnist}
     if name not in loaders:
         raise ValueError(f"No data set {name!r}: there are {', '.join(loaders)}.")
-    folders = [Path.home() / ".cache" / "torchladder", _DEBIAN, _KAGGLE]
+    # Not Path.home(): a container's user may have none.
+    folders = [Path(os.path.expanduser("~/.cache/torchladder")), _DEBIAN, _KAGGLE]
     if chosen := os.environ.get("TORCHLADDER_DATA"):
         folders.insert(0, Path(chosen))
     if folder is not None:
@@ -173,7 +174,7 @@ def _read_idx(path: Path) -> np.ndarray:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         # 4 bytes, the last of them the number of dimensions; 4 for each dimension; the values.
-        shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
+        shape = np.frombuffer(raw, ">i4", raw[3] or 1, offset=4)  # a single number is none
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (EOFError, IndexError, ValueError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error}): download it again.") from error
