@@ -437,6 +437,8 @@ good(
     **MORE_IN_IT,
     make=lambda _: state() | dict.fromkeys(map(str, range(20_000)), torch.zeros(5_000_000)),
 )
+good("one_tensor_shown_four_times", **MORE_IN_IT,
+     make=lambda _: state() | {"w": torch.zeros(18_000_000).expand(4, -1)})  # fmt: skip
 good("one_long_extra_state", **MORE_IN_IT,
      make=lambda _: state() | {"_extra_state": [None] * 1_500_000})  # fmt: skip
 

@@ -39,6 +39,8 @@ def test_of_two_parts_none_is_guessed_and_one_layer_is_not_taken_for_another():
     found = match(shaped("fc.weight", "fc.bias"), shaped("head.weight", "head.bias"))
     assert not found.names
     assert "head.weight (near 'fc.weight')" in found.problems()[0]
+    long = "w" * 150  # the time to compare grows with the square
+    assert "near" not in match(shaped(f"fc.{long}"), shaped(f"head.{long}")).problems()[0]
 
 
 def test_a_prefix_that_would_cause_a_collision_or_is_on_some_keys_only_stays():

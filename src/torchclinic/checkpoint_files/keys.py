@@ -148,7 +148,7 @@ class Match:
 
 def _with_near_names(missing: list[str], others: list[str]) -> list[str]:
     """The missing keys, the first of each layer with the most similar one of the file."""
-    short = [key for key in others[:500] if len(key) < 200]  # likeness is slow to find
+    short = [key for key in others[:500] if len(key) < 100]  # likeness is slow to find
     names = {strip_leading_wrappers(key): key for key in short}
     layers = {key.rpartition(".")[0]: key for key in reversed(missing[:4])}
     near = {key: difflib.get_close_matches(key, names, 1) for key in layers.values()}

@@ -269,11 +269,20 @@ def _count_not_finite(value: Tensor) -> int:
     if not (value.is_floating_point() or value.is_complex()):
         return 0
     with suppress(NotImplementedError):  # float4, which has neither
-        parts = value.flatten().split(1 << 22)
+        parts = _parts(value)
         if value.itemsize == 1:  # float8, of which PyTorch 2.10 cannot say it
             parts = (part.float() for part in parts)
         return sum(part.numel() - int(part.isfinite().sum()) for part in parts)
     return 0
+
+
+def _parts(value: Tensor) -> Iterator[Tensor]:
+    """All of it, a few million numbers at a time: what is shown in an odd order is not copied."""
+    if value.numel() <= 1 << 22:
+        yield value
+    else:
+        for half in value.chunk(2, value.shape.index(max(value.shape))):
+            yield from _parts(half)
 
 
 def refuse_endless(values: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
