@@ -4,10 +4,11 @@ import os
 import socket
 import stat
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from torchclinic.writing import LEFTOVER, atomic_file
+from torchclinic.writing import LEFTOVER, LOCK, atomic_file, sole_use
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -75,3 +76,17 @@ def test_what_is_no_regular_file_is_refused_and_stays(tmp_path, monkeypatch):
             pytest.fail("the block ran")
         assert raised.value.filename == str(tmp_path / home)
     assert {path: path.lstat().st_ino for path in Path().iterdir()} == there
+
+
+def test_a_lock_that_another_run_removes_at_this_instant_is_no_file_of_the_users(tmp_path):
+    lock, exists = tmp_path / LOCK, Path.exists
+
+    def then_gone(path, **options):
+        found = exists(path, **options)
+        if path == lock:
+            lock.unlink(missing_ok=True)
+        return found
+
+    lock.touch()
+    with mock.patch.object(Path, "exists", then_gone), sole_use(tmp_path):
+        assert os.listdir(tmp_path) == [LOCK]

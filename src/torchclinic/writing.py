@@ -112,8 +112,9 @@ if hasattr(os, "register_at_fork"):
 def _locked(path: Path) -> IO[str]:
     not_ours = OSError(errno.EEXIST, "it is no lock of a run; move it away", str(path))
     while True:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise not_ours
+        with suppress(FileNotFoundError):  # one look: another run may remove it at any instant
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise not_ours
         # For writing, as NFS wants it; closed with the lock.
         lock = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         lock.seek(0)
