@@ -150,7 +150,7 @@ def test_documents_link_to_what_is_there():
     for path in [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md")]:
         shown = re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8"))  # without code
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", shown):
-            if not target.startswith(("http", "../../security/advisories/new")):
+            if not target.startswith(("http", "../../../security/advisories/new")):
                 assert (path.parent / target).exists(), (path.name, target)
 
 
