@@ -154,10 +154,10 @@ def _why_unread(tensor: StandIn) -> str:
 def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
     """The state dict of a whole pickled model, from its parameters and buffers: no code is run."""
     waiting: list[tuple[str, Any, tuple]] = [("", model, ())]
-    weights, opened, made, held = {}, set(), 0, 0
+    weights, known, made, held = {}, {}, 0, 0
     while waiting:
         prefix, module, above = waiting.pop()
-        if module is None or id(module) in above:
+        if id(module) in above:
             continue
         state = _attributes(module)
         if state is None:
@@ -165,17 +165,14 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
                 f"{path}: {prefix[:-1]!r:.80} is {describe(module):.80}, whose weights only its "
                 "own code can find. If you trust it, save its state_dict() to another file."
             )
-        inside = [(part, *item) for part in MODULE_PARTS for item in state[part].items()]
-        inside += [("", *item) for item in state.items() if _is_beyond_reading(*item)]
-        made += len(inside)
-        held += len(inside) * (id(module) not in opened)
-        opened.add(id(module))
+        if id(module) not in known:
+            known[id(module)] = _entries(state)
+            held += len(known[id(module)])
+        made += len(known[id(module)])
         if made > FREE + SHOWN_TIMES * held:
             raise CheckpointError(f"{path}: its parts share parts: far more weights than it holds.")
-        names = state.get("_non_persistent_buffers_set")
-        skipped = {n for n in names if isinstance(n, str)} if isinstance(names, BRANCHES) else ()
         below = []
-        for part, name, value in inside:
+        for part, name, value in known[id(module)]:
             key = f"{prefix}{name}"
             if len(key) > LONGEST:
                 raise CheckpointError(f"{path}: {key[:50]!r}... is a name of {len(key):,} letters.")
@@ -183,10 +180,20 @@ def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
                 below.append((f"{key}.", value, (*above, id(module))))
             elif key in weights:
                 raise CheckpointError(f"{path}: two tensors are called {key!r}.")
-            elif value is not None and name not in skipped:
+            else:
                 weights[key] = value
         waiting += reversed(below)
     return weights
+
+
+def _entries(state: dict) -> list[tuple[str, Any, Any]]:
+    """What a module with these attributes gives a state dict: the part it is in, name and value."""
+    names = state.get("_non_persistent_buffers_set")
+    skipped = {n for n in names if isinstance(n, str)} if isinstance(names, BRANCHES) else ()
+    inside = [(part, *item) for part in MODULE_PARTS for item in state[part].items()]
+    inside = [entry for entry in inside if entry[0] != "_buffers" or entry[1] not in skipped]
+    inside += [("", *item) for item in state.items() if _is_beyond_reading(*item)]
+    return [entry for entry in inside if entry[2] is not None]
 
 
 def _is_beyond_reading(name: Any, value: Any) -> bool:
