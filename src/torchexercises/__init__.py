@@ -11,7 +11,6 @@ run in processes of their own (`torchladder.launching`), where ranks matter on 2
 that divides by 2 is right on two. So they cannot hang the notebook, nor change what it has set.
 """
 
-import dis
 import functools
 import importlib
 import inspect
@@ -20,34 +19,31 @@ import math
 import os
 import re
 import sys
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
+import cloudpickle
 import torch
+from torch import nn
 
 from torchclinic.process_group import PEER_IS_GONE
 from torchclinic.writing import atomic_file
-from torchladder.launching import LaunchError, launch, warm_up
+from torchladder.launching import LaunchError, launch
 
 CASES = ["on_disk", "across_devices", "one_loop", "many_ranks", "sharded", "resuming", "in_use"]
 TIMEOUT = 20.0  # seconds for all cases on one number of ranks; right answers take under one
-DONE = Path.cwd() / "exercises_done.json"  # now: chapters change the folder later
-
-
-def _stub() -> None:
-    """Do nothing."""
-
-
-if "ipykernel" in sys.modules:  # a notebook, no rank: its first check need not wait
-    with suppress(OSError):  # `launch` raises it, too
-        warm_up()
+NOT_WRITTEN = "not written yet"
+PEER_GONE = (
+    "a rank that it exchanges with has returned, or sends tensors of other sizes: do all make the "
+    "same calls, in the same order?"
+)
 HERE = os.path.dirname(__file__)
-NOTHING = {_stub.__code__.co_code, (lambda: None).__code__.co_code}
 
 
 class Wrong(AssertionError):
@@ -71,30 +67,34 @@ class Exercise:
     def __call__(self, *answers: object, solution: bool = False) -> None:
         """Print what `judge` says of the answers, and a hint from the second wrong try on.
 
-        What is right is noted in the file `DONE`, but not the book's own `solution`.
+        What is right is noted in `exercises_done.json`, but not the book's own `solution`.
         """
         name = self.cases.__name__
-        right, said = self.judge(*answers)
-        print(f"{name}: {said}")
-        WRONG_TRIES[name] += not right and said != "not written yet"
+        right, reason = self.judge(*answers)
+        print(f"{name}: {reason}")
+        WRONG_TRIES[name] += not right and reason != NOT_WRITTEN
         if not right and WRONG_TRIES[name] > 1:
             print(f"Hint: {self.hint}")
         if right and not solution and name not in (done := _done()):
-            with suppress(OSError), atomic_file(DONE) as file:  # a folder that is read-only, say
+            with suppress(OSError), atomic_file(_done_file()) as file:  # may be read-only
                 Path(file).write_text(json.dumps([*done, name]))
 
-    def judge(self, *answers: object) -> tuple[bool, str]:
-        """Whether the answers are right, and a sentence: what was tried, or which mistake it is."""
-        if any(map(_not_written, answers)):
-            return False, "not written yet"
+    def judge(self, *answers: object, limit: float = math.inf) -> tuple[bool, str]:
+        """Whether the answers are right, and a sentence: what was tried, or which mistake it is.
+
+        In `limit` seconds. Bytes are pickled answers, which only the ranks unpickle.
+        """
+        if any(map(is_stub, answers)):
+            return False, NOT_WRITTEN
+        end = time.monotonic() + limit
         for ranks in self.ranks:
-            try:
-                launch(_in_rank, self.cases, answers, world_size=ranks, timeout=TIMEOUT)
+            left = max(0.1, end - time.monotonic())
+            limits = {"world_size": ranks, "timeout": min(TIMEOUT, left)}
+            try:  # by gloo: the cases' tensors are on the CPU
+                launch(_in_rank, self.cases, answers, **limits, backend="gloo")
             except (LaunchError, TimeoutError) as error:
-                first = self.ranks[0]
-                asks = f": is {first} in it?" if any(_holds(a, first) for a in answers) else "."
-                before = f" (Right on {first} ranks{asks})" * (ranks > first)
-                return False, _what_is_wrong(error, ranks) + before
+                before = f" (Right on {self.ranks[0]} ranks.)" * (ranks > self.ranks[0])
+                return False, _reason(error, ranks) + before
         several = " and".join(", ".join(map(str, self.ranks)).rsplit(",", 1))
         return True, "right" + f" on {several} ranks" * (self.ranks != (1,))
 
@@ -116,16 +116,105 @@ def exercise(chapter: str, minutes: int, *, hint: str, ranks: tuple = (1,)) -> C
 on_ranks = functools.partial(exercise, ranks=(2, 3, 4))
 
 
+# --- for the cases ------------------------------------------------------------------------------
+
+
 def expect(what: str, got: object, right: object, mistakes: dict | None = None) -> None:
     """Raise `Wrong` unless `got` equals `right`: numbers to 1e-4, lists and tuples alike.
 
     Of `mistakes`, the sentences are told whose value is what was `got`; `what` begins them. A
-    mistake that gives the right value here is none.
+    mistake that gives the right value here is none. What has a graph where the right value has
+    none is wrong, too.
     """
-    if _same(got, right):
-        return
-    fits = [said for said, value in (mistakes or {}).items() if _same(got, value)]
-    raise Wrong(f"{what} {', or '.join(fits) or 'is {}, not {}'.format(*_short(got, right))}")
+    if not _same(got, right):
+        reasons = [reason for reason, value in (mistakes or {}).items() if _same(got, value)]
+        shown = "is {}, not {}".format(*_short(got, right))
+        raise Wrong(f"{what} {', or '.join(reasons) or shown}")
+    if any(t.grad_fn for t in tensors_in(got)) and not any(t.grad_fn for t in tensors_in(right)):
+        raise Wrong(f"{what} keeps its graph, and so the memory of all layers")
+
+
+def expect_alone(what: str, *tensors: torch.Tensor, rows: str = "the other rows") -> None:
+    """Raise `Wrong` if the tensors are views that keep more numbers in memory than their own."""
+    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    held, own = sum(storages.values()), sum(tensor.nbytes for tensor in tensors)
+    if held > own:
+        raise Wrong(f"{what} is a view, which keeps {rows}: {held} bytes instead of {own}")
+
+
+def unchanged(function: Callable, names: str) -> Callable:
+    """The function, which then raises `Wrong` if it changes an argument.
+
+    `names` are those of its first arguments; one that is called ``_`` may be changed.
+    """
+
+    def watched(*args, **kwargs):
+        before = [_copy(value) for value in args]
+        found = function(*args, **kwargs)
+        for name, value, kept in zip(names.split(), args, before, strict=False):
+            if name != "_":
+                expect(f"`{name}`, which was given, afterwards", _copy(value), kept)
+        return found
+
+    return watched
+
+
+@contextmanager
+def raises(where: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise `Wrong` unless one of these errors is raised."""
+    with suppress(*errors):
+        yield
+        raise Wrong(f"nothing is raised {where}")
+
+
+@contextmanager
+def case(what: str) -> Iterator[None]:
+    """Add to an exception that is not the judge's own in which case it was raised."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, Wrong):
+            error.add_note(f"The case was: {what}.")
+        raise
+
+
+@contextmanager
+def graphs_of_at_most(inputs: int, net: nn.Module) -> Iterator[None]:
+    """Raise `Wrong` once the graphs of more inputs of the net are kept at the same time."""
+    calls, kept = [], {}  # for each call how many inputs, and how many tensors are kept for it
+
+    class Kept:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor, self.call = tensor, len(calls) - 1
+            kept[self.call] = kept.get(self.call, 0) + 1
+
+        def __del__(self) -> None:
+            kept[self.call] -= 1
+
+    def after_forward(net: nn.Module, args: tuple, output: torch.Tensor) -> None:
+        alive = sum(calls[call] for call, tensors in kept.items() if tensors)
+        if alive > inputs:
+            raise Wrong(f"the graphs of {alive} inputs are kept at once, where {inputs} would do")
+
+    hooks = [
+        net.register_forward_pre_hook(lambda net, args: calls.append(len(args[0]))),
+        net.register_forward_hook(after_forward),
+    ]
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+        yield
+    for hook in hooks:
+        hook.remove()
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensor, or those in a list, tuple or dict, at any depth."""
+    if isinstance(value, (list, tuple, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        return [tensor for part in parts for tensor in tensors_in(part)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+# --- which are there, and which are done ---------------------------------------------------------
 
 
 def progress() -> None:
@@ -150,28 +239,43 @@ def all_exercises() -> dict[str, Exercise]:
     return EXERCISES
 
 
+def _done_file() -> Path:
+    """Beside the notebook, although chapters change the folder."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return Path(getattr(shell, "starting_dir", os.getcwd()), "exercises_done.json")
+
+
 def _done() -> list[str]:
     with suppress(OSError, ValueError):  # not there yet, or not ours
-        return json.loads(DONE.read_text())
+        return json.loads(_done_file().read_text())
     return []
 
 
-def _not_written(answer: object) -> bool:
-    """A stub: a function, or a class of functions, with no more than a docstring and `...`."""
+# --- how it is judged ---------------------------------------------------------------------------
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+EMPTY = {_nothing.__code__.co_code, (lambda: None).__code__.co_code}
+
+
+def is_stub(answer: object) -> bool:
+    """A function, or a class of functions, with no more than a docstring and `...`."""
     if inspect.isclass(answer):
-        written = [f for f in vars(answer).values() if inspect.isfunction(f)]
-        return any(map(_not_written, written))
+        return any(is_stub(part) for part in vars(answer).values() if inspect.isfunction(part))
     if isinstance(answer, dict):
-        return any(map(_not_written, answer.values()))
+        return any(map(is_stub, answer.values()))
     if code := getattr(answer, "__code__", None):  # a docstring is one of its constants
-        return code.co_code in NOTHING and {*code.co_consts} <= {None, answer.__doc__}
+        return code.co_code in EMPTY and {*code.co_consts} <= {None, answer.__doc__}
     return answer is None or answer is ...
 
 
 def _in_rank(cases: Callable, answers: tuple) -> None:
     torch.manual_seed(0)
     try:
-        cases(*answers)
+        cases(*(cloudpickle.loads(a) if isinstance(a, bytes) else a for a in answers))
     except Exception as error:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         if isinstance(error, Wrong) or any(os.path.dirname(file) != HERE for file in files):
@@ -179,25 +283,25 @@ def _in_rank(cases: Callable, answers: tuple) -> None:
         raise Wrong(f"what it takes or returns is not what its text says: {error}") from None
 
 
-def _holds(thing: object, number: int) -> bool:
-    """Whether the code of a function, or of one within it, has the number in it."""
-    code = getattr(inspect.unwrap(thing), "__code__", thing)
-    steps = dis.get_instructions(code) if inspect.iscode(code) else ()
-    loaded = [step.argval for step in steps if step.opname.startswith("LOAD_")]
-    return number in loaded or any(_holds(part, number) for part in loaded)
-
-
-def _what_is_wrong(error: LaunchError | TimeoutError, ranks: int) -> str:
+def _reason(error: LaunchError | TimeoutError, ranks: int) -> str:
     text = str(error)
     if isinstance(error, LaunchError):
-        whose = f"rank {error.rank} of {ranks}"
+        whose = f"rank {error.rank} of {ranks}: " if ranks > 1 else ""
         if error.kind == "Wrong" and (found := re.search(r"failed with \S*Wrong: (.*)", text)):
-            return f"{whose}: {found[1]}" if ranks > 1 else found[1]
+            return whose + found[1]
         if PEER_IS_GONE.search(text):
-            said = "waited for a rank that had returned: do all make the same calls, in the same "
-            return f"{whose} {said}order?"
+            return whose + PEER_GONE
     text = re.sub(r"^rank 0 of 1 ", "", text)
     return "\n".join([text, *getattr(error, "__notes__", [])])
+
+
+def _copy(value: object) -> object:
+    """Tensors without their graphs, which copy.deepcopy refuses; all but containers as they are."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copy(part) for key, part in value.items()}
+    return [_copy(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _same(got: object, right: object) -> bool:

@@ -1,36 +1,118 @@
-"""Judge the exercises in a file of Python: for a grader, without a notebook and without network.
+"""Judge what a learner hands in: a file of Python, or a notebook, in which check cells may be left.
 
-``python -m torchexercises answers.py average_gradients --json`` ends with 0 if all that is named
-is right, else with 1. Without names it judges every exercise that the file defines.
+``python -m torchexercises answers.py average_gradients --out verdict.json`` prints a line for each
+exercise, and ends with 0 if all are right, else with 1. Without names it judges what is defined.
+The hand-in runs in a process of its own, and each answer in others, under one limit of time.
 """
 
 import argparse
+import base64
 import inspect
 import json
-import runpy
+import linecache
+import os
+import re
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import torchexercises as check
+from torchclinic.writing import atomic_file
+
+Cells = list[tuple[str, str]]  # the name of each in a traceback, and its source
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m torchexercises", description=__doc__)
-    parser.add_argument("file", help="defines functions by the names of the exercises")
+    parser.add_argument("file", type=Path, help="a file.py, or a notebook.ipynb")
     parser.add_argument("names", nargs="*", metavar="name", help="default: all that it defines")
-    parser.add_argument("--json", action="store_true", help="name, right, said: one line of JSON")
+    parser.add_argument("--cases", type=Path, help="a file of exercises of your own")
+    parser.add_argument("--out", type=Path, help="a file that gets the verdicts as JSON")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for all; default: 300")
     options = parser.parse_args()
-    wanted = {name: getattr(check, name) for name in options.names}
-    written = runpy.run_path(options.file)
-    known = {name: known for name, known in check.all_exercises().items() if name in written}
+    known, end = check.all_exercises(), time.monotonic() + options.limit
+    books = set(known)
+    if options.cases:  # as if it lay beside the book's cases: no traceback shows it
+        code = compile(options.cases.read_text(), f"{check.HERE}/{options.cases.name}", "exec")
+        exec(code, {"__name__": "cases"})
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no exercise is called {' or '.join(sorted(unknown))}")
+    cells = read_cells(options.file)
+    text = "\n".join(source for _, source in cells)
+    defined = re.findall(r"^(?:(?:def|class) )?(\w+)(?=\(| ?=|:)", text, re.MULTILINE)
+    found = [name for name in known if {*parameters(name)} <= {*defined}]
+    names = options.names or [name for name in known if name not in books] or found
+    wanted = sorted({part for name in names for part in parameters(name)})
+    answers, failure = load(cells, wanted, options.file.parent, options.limit)
     verdicts = {}
-    for name, judged in (wanted or known).items():
-        answers = map(written.get, inspect.signature(judged.cases).parameters)
-        verdicts[name] = judged.judge(*answers)
-    if options.json:
-        print(json.dumps({name: {"right": r, "said": s} for name, (r, s) in verdicts.items()}))
+    for name in names:
+        given = [answers.get(part) for part in parameters(name)]
+        left = end - time.monotonic()
+        if failure and not {*parameters(name)} <= {*answers}:
+            right, reason = False, failure
+        elif left <= 0:
+            right, reason = False, f"not judged: {options.limit:g} s were over"
+        else:
+            right, reason = known[name].judge(*given, limit=left)
+        verdicts[name] = {"right": right, "reason": reason}
+        print(f"{name}: {reason}", flush=True)
+    if options.out:
+        with atomic_file(options.out) as file:
+            Path(file).write_text(json.dumps(verdicts, indent=1) + "\n")
+    if not verdicts:
+        print(f"{options.file} defines no exercise: all functions of one must be there.")
+    return 0 if verdicts and all(verdict["right"] for verdict in verdicts.values()) else 1
+
+
+def parameters(name: str) -> list[str]:
+    """What a hand-in must define for the exercise."""
+    return list(inspect.signature(check.EXERCISES[name].cases).parameters)
+
+
+def read_cells(path: Path) -> Cells:
+    """A notebook's cells, or those of its export, or the whole file; not the book's solutions."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix == ".ipynb":
+        cells = [c["source"] for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
+        cells = [(f"cell {i} of {path.name}", "".join(c)) for i, c in enumerate(cells, 1)]
     else:
-        print(*(f"{name}: {said}" for name, (_, said) in verdicts.items()), sep="\n")
-    return 0 if verdicts and all(right for right, _ in verdicts.values()) else 1
+        parts = re.split(r"^(?=# In\[.*\]:)", text, flags=re.MULTILINE)
+        lines = [0, *(part.count("\n") for part in parts)]
+        # In front of each as many empty lines as the others have, for the numbers in a traceback.
+        cells = [(str(path), "\n" * sum(lines[: i + 1]) + part) for i, part in enumerate(parts)]
+    return [cell for cell in cells if len(cells) == 1 or "solution=True)" not in cell[1]]
+
+
+def load(cells: Cells, names: list[str], folder: Path, limit: float) -> tuple[dict, str]:
+    """What the cells define, pickled, by name; None for a stub. And what failed last, or ''."""
+    for name, source in cells:  # of a notebook: `launch` shows its lines
+        if not os.path.exists(name):
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary, "answers.json")
+        command = [sys.executable, "-m", "torchexercises.loading", str(out), *names]
+        pipes = {"stdin": subprocess.PIPE, "stdout": sys.stderr.fileno(), "text": True}
+        child = subprocess.Popen(command, **pipes, cwd=folder, start_new_session=True)
+        try:
+            child.communicate(json.dumps(cells), timeout=limit)
+        except subprocess.TimeoutExpired:
+            return (
+                {},
+                f"the hand-in itself, before any call, still runs after {limit:g} s",
+            )
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        with suppress(OSError, ValueError, KeyError):
+            loaded = json.loads(out.read_text())
+            pickled = {n: base64.b85decode(a) or None for n, a in loaded["answers"].items()}
+            return pickled, loaded["failure"]
+    return {}, f"the hand-in ended its own process, with status {child.returncode}"
 
 
 if __name__ == "__main__":

@@ -7,169 +7,149 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from torchexercises import Wrong, exercise, expect, on_ranks
+from torchexercises import Wrong, exercise, expect, expect_alone, on_ranks, unchanged
 from torchladder.traffic import Traffic
 
+ROWS, COLUMNS, WHOLE, PART = KINDS = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
 
-@exercise(
-    "11", minutes=10, hint="Ask each parameter for its numel() and dtype. Who has a gradient?"
-)
+
+@exercise("11", 10, hint="Ask each parameter for its numel() and dtype. Who has a gradient?")
 def training_bytes(training_bytes) -> None:
-    plain, half = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False).bfloat16()
-    frozen, tied = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)), nn.ModuleList()
+    half, tied = nn.Linear(10, 10, bias=False).bfloat16(), nn.Linear(10, 10, bias=False)
+    frozen = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
     frozen[0].requires_grad_(False)
-    part = nn.Linear(10, 10)
-    part.bias.requires_grad_(False)
-    tied.extend([nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)])
-    tied[1].weight = tied[0].weight
+    shared = nn.ModuleList([tied, nn.Linear(10, 10, bias=False)])
+    shared[1].weight = tied.weight
     for said, net, states, right in (
         ("a frozen layer, Adam", frozen, 2, 440 + 4 * 440),
-        ("float32, SGD", plain, 0, 800),
         ("bfloat16, Adam", half, 2, 800),
-        ("a weight that two layers share, momentum", tied, 1, 1200),
+        ("a weight that two layers share, momentum", shared, 1, 1200),
         ("batch norm, SGD", nn.BatchNorm1d(10), 0, 160),
-        ("float32 and bfloat16, Adam", nn.Sequential(plain, half), 2, 1600 + 800),
-        ("a frozen bias, SGD", part, 0, 840),
-        ("on meta, Adam", nn.Sequential(nn.Linear(9, 10), nn.Linear(10, 1)).to("meta"), 2, 4 * 444),
+        ("float32 and bfloat16, Adam", nn.Sequential(tied, half), 2, 1600 + 800),
+        ("on meta, Adam", nn.Linear(9, 10).to("meta"), 2, 4 * 400),
         ("nothing but a ReLU, Adam", nn.ReLU(), 2, 0),
     ):
         every = sum(p.nbytes for p in net.parameters())
-        of_each = (right - every) / (1 + states)
         size = next(net.parameters(), torch.ones(1)).itemsize
         mistakes = {
             "counts 4 bytes for each number, whatever its dtype": right * 4 / size,
             "counts gradients and state of frozen parameters": every * (2 + states),
             "counts the buffers": right + sum(b.nbytes for b in net.buffers()),
-            "leaves out the gradients": right - of_each,
+            "leaves out the gradients": right - (right - every) / (1 + states),
             "leaves out the parameters themselves": right - every,
         }
         expect(f"{said}: what is returned", training_bytes(net, states), right, mistakes)
 
 
-@on_ranks("12", minutes=15, hint="Equal pieces need padding; cut it off afterwards.")
+@on_ranks("12", 15, hint="Equal pieces need padding; cut it off afterwards.")
 def shard_and_gather(shard, gather) -> None:
     ranks = dist.get_world_size()
-    earlier = []
+    shard, gather, earlier = unchanged(shard, "whole"), unchanged(gather, "piece"), []
     for shape, dtype in (
         ((8, 3), torch.float64), ((7, 2), torch.bfloat16), ((2, 5), torch.int64),
         ((1,), torch.float32), ((5, 2, 3), torch.float32),
     ):  # fmt: skip
         whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-        kept = whole.clone()
         piece = shard(whole)
-        earlier.append((piece, shape, kept))
-        rows = -(-shape[0] // ranks)
-        said, most = f"of a tensor of shape {list(shape)}", rows * whole[:1].numel()
-        if piece.numel() > most:
+        earlier.append((piece, shape, whole))
+        rows, said = -(-shape[0] // ranks), f"of a tensor of shape {list(shape)}"
+        if piece.numel() > rows * whole[:1].numel():
             raise Wrong(f"{said}, the piece is {list(piece.shape)}, where {rows} rows would do")
-        if piece.untyped_storage().nbytes() > most * piece.itemsize:
-            raise Wrong(f"{said}, the piece keeps the other rows alive: it is a view")
-        lost = {"lacks the last rows": kept[: shape[0] // ranks * ranks]}
-        expect(f"{said}, what is gathered", gather(piece, shape), kept, lost)
-        expect(f"{said}, the tensor that was given", whole, kept)
-    for piece, shape, kept in earlier:  # as if an optimizer had trained it
-        said = f"of a tensor of shape {list(shape)}, what is gathered"
-        expect(f"{said} when all pieces have doubled", gather(2 * piece, shape), 2 * kept)
+        expect_alone(f"{said}, the piece", piece)
+        lost = {"lacks the last rows": whole[: shape[0] // ranks * ranks]}
+        expect(f"{said}, what is gathered", gather(piece, shape), whole, lost)
+    for piece, shape, whole in earlier:  # as if an optimizer had trained it
+        expect("when all pieces have doubled, the whole", gather(2 * piece, shape), 2 * whole)
 
 
-@on_ranks("12", minutes=15, hint="Which gradient does the owner need? Who knows the result?")
+@on_ranks("12", 15, hint="Which gradient does the owner need? Who knows the result?")
 def zero_step(zero_step) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    start = [torch.arange(6.0), torch.ones(2, 3), torch.tensor([2.0])]
-    start += [torch.ones(4, dtype=torch.float64), torch.ones(5)]
-    parameters = [nn.Parameter(value.clone()) for value in start]
-    owner = [i % ranks for i in range(len(start))][::-1]
-    mine = [p for p, of in zip(parameters, owner, strict=True) if of == rank]
+    start = [torch.arange(6.0), torch.ones(2, 3), torch.ones(4, dtype=torch.float64), torch.ones(5)]
+    parameters, owners = [nn.Parameter(value.clone()) for value in start], [3, 2, 1, 0]
+    owners = [owner % ranks for owner in owners]
+    mine = [p for p, owner in zip(parameters, owners, strict=True) if owner == rank]
     optimizer = torch.optim.SGD(mine, lr=0.1, momentum=0.9)
-    plain, speed = [value.clone() for value in start], [0.0] * len(start)
+    right, speed = start, [0.0] * len(start)
     for step in (1, 2):
         gradients = [[(r + 1) * step + i for i in range(len(start))] for r in range(ranks)]
         for parameter, size in zip(parameters, gradients[rank], strict=True):
             parameter.grad = torch.full_like(parameter, size)
-        sums = [sum(of_rank) for of_rank in zip(*gradients, strict=True)]
+        sums = [sum(all_ranks) for all_ranks in zip(*gradients, strict=True)]
         speed = [0.9 * v + total / ranks for v, total in zip(speed, sums, strict=True)]
-        before, plain = plain, [p - 0.1 * v for p, v in zip(plain, speed, strict=True)]
-        zero_step(parameters, owner, optimizer)
-        for i, (parameter, right) in enumerate(zip(parameters, plain, strict=True)):
-            mistakes = {
-                "was updated with the sum of the gradients, not the mean": before[i]
-                - 0.1 * sums[i],
-                "was updated with this rank's gradient only": before[i] - 0.1 * gradients[rank][i],
-                "was updated with its owner's gradient only": (
-                    before[i] - 0.1 * gradients[owner[i]][i]
-                ),
-                "is as it was: its owner's new value is not here": before[i],
-            }
-            said = f"after step {step}, parameter {i} of rank {owner[i]}"
-            expect(said, parameter.detach(), right, mistakes if step == 1 else None)
-            if not (parameter.requires_grad and parameter.is_leaf):
+        before, right = right, [p - 0.1 * v for p, v in zip(right, speed, strict=True)]
+        zero_step(parameters, owners, optimizer)
+        for i, owner in enumerate(owners):
+            used = {"the sum of the gradients, not the mean": sums[i]}
+            used |= {"its owner's gradient only": gradients[owner][i]}
+            mistakes = {f"was updated with {g}": before[i] - 0.1 * n for g, n in used.items()}
+            mistakes["is as it was: its owner's new value is not here"] = before[i]
+            said = f"after step {step}, parameter {i} of rank {owner}"
+            expect(said, parameters[i].detach(), right[i], mistakes if step == 1 else None)
+            if not (parameters[i].requires_grad and parameters[i].is_leaf):
                 raise Wrong(f"{said} can no longer be trained: copy under torch.no_grad()")
 
 
-@exercise(
-    "18", minutes=10, hint="What can each rank compute of its pieces? Is it a piece or a summand?"
-)
+@exercise("18", 10, hint="What can a rank compute? Is it a piece or a summand?")
 def product_of(product_of) -> None:
-    rows, columns, whole, part = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
-    free = {(rows, whole): rows, (whole, columns): columns, (whole, whole): whole}
-    free |= dict.fromkeys([(columns, rows), (columns, whole), (whole, rows)], part)
-    free |= dict.fromkeys([(part, whole), (whole, part)], part)
-    kinds = (rows, columns, whole, part)
-    for x, w in itertools.product(kinds, kinds):
+    free = {(ROWS, WHOLE): ROWS, (WHOLE, COLUMNS): COLUMNS, (WHOLE, WHOLE): WHOLE}
+    free |= dict.fromkeys([(COLUMNS, ROWS), (COLUMNS, WHOLE), (WHOLE, ROWS)], PART)
+    free |= dict.fromkeys([(PART, WHOLE), (WHOLE, PART)], PART)
+    for x, w in itertools.product(KINDS, KINDS):
         right = free.get((x, w))
         mistakes = {"is None, but each rank can compute its share alone": None}
-        if x == w == part:
-            mistakes = {"is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d": part}
+        if x == w == PART:
+            mistakes = {"is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d": PART}
         elif right is None:
-            mistakes = {f"is {kind}, but something must be sent for it": kind for kind in kinds}
-        elif right == part:
-            mistakes["is Replicate(), but nobody has added the summands yet"] = whole
+            mistakes = {f"is {kind}, but something must be sent for it": kind for kind in KINDS}
+        elif right == PART:
+            mistakes["is Replicate(), but nobody has added the summands yet"] = WHOLE
         expect(f"the product of {x} and {w}", product_of(x, w), right, mistakes)
 
 
-@exercise("18", minutes=10, hint="Which collective makes the change? What does it send in a ring?")
+@exercise("18", 10, hint="Which collective makes the change? What does it send in a ring?")
 def bytes_sent(bytes_sent) -> None:
-    rows, columns, whole, part = "Shard(0)", "Shard(1)", "Replicate()", "Partial()"
-    for ranks in (2, 3, 4, 8):
+    changes = [c for c in itertools.product(KINDS, KINDS) if c[1] != PART or c[0] == PART]
+    for ranks, (before, after) in itertools.product((2, 3, 4, 8), changes):
         size = 240 * ranks
         once = size * (ranks - 1) / ranks
-        prices = {(rows, whole): once, (columns, whole): once, (part, columns): once}
-        prices |= {(part, whole): 2 * once, (rows, columns): once / ranks, (part, part): 0}
-        prices |= {(whole, rows): 0, (whole, whole): 0, (columns, columns): 0}
-        for (before, after), right in prices.items():
-            mistakes = {
-                "counts the whole tensor, also the share that the rank has": right and size,
-                "is that of all ranks together": ranks * right,
-                "is that of an all-reduce": 2 * once,
-                "is that of an all-gather": once,
-            }
-            found = bytes_sent(size, before, after, ranks)
-            said = f"{size} bytes from {before} to {after} on {ranks} ranks: what each sends"
-            expect(said, found, right, mistakes)
+        all_to_all = {before, after} == {ROWS, COLUMNS}
+        if before in (after, WHOLE):
+            right = 0
+        elif after == WHOLE:
+            right = once * (1 + (before == PART))
+        else:
+            right = once / ranks if all_to_all else once
+        mistakes = {
+            "counts the whole tensor, also the share that the rank has": right and size,
+            # Of an all-to-all, they are what each rank sends in an all-gather.
+            "is that of all ranks together": None if all_to_all else ranks * right,
+            "is that of an all-reduce": 2 * once,
+            "is that of an all-gather": once,
+        }
+        said = f"{size} bytes from {before} to {after} on {ranks} ranks: what each sends"
+        expect(said, bytes_sent(size, before, after, ranks), right, mistakes)
 
 
-@on_ranks("18", minutes=15, hint="Which placement has each product? Look at it.")
+@on_ranks("18", 15, hint="Which placement has each product? Look at it.")
 def column_row(column_row) -> None:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("gpu",))
     for inner in (12, 10):
-        generator = torch.Generator().manual_seed(inner)
-        shapes = ((5, 4), (4, inner), (inner, 3))
-        x, up, down = (torch.randn(shape, generator=generator) for shape in shapes)
-        kinds = (Replicate(), Shard(1), Shard(0))
-        placed = [
-            distribute_tensor(t, mesh, [kind]) for t, kind in zip((x, up, down), kinds, strict=True)
-        ]
+        torch.manual_seed(inner)
+        x, up, down = torch.randn(5, 4), torch.randn(4, inner), torch.randn(inner, 3)
+        kinds = {x: Replicate(), up: Shard(1), down: Shard(0)}
+        placed = [distribute_tensor(tensor, mesh, [kind]) for tensor, kind in kinds.items()]
         with Traffic(mesh) as traffic:
             found = column_row(*placed)
         said = f"with {inner} hidden columns, "
         expect(said + "the type of the result", type(found).__name__, "DTensor")
         expect(said + "its placement", type(found.placements[0]).__name__, "Replicate")
-        right, local = (x @ up).relu() @ down, [t.to_local() for t in placed]
+        _, my_up, my_down = (tensor.to_local() for tensor in placed)
         mistakes = {
             "lacks the relu": x @ up @ down,
             "has the relu after the sum": (x @ up @ down).relu(),
-            "is this rank's part of the sum only": (x @ local[1]).relu() @ local[2],
+            "is this rank's part of the sum only": (x @ my_up).relu() @ my_down,
         }
-        expect(said + "the result", found.to_local(), right, mistakes)
+        expect(said + "the result", found.to_local(), (x @ up).relu() @ down, mistakes)
         sent = {kind: calls for (_, kind), calls in traffic.calls.items()}
         expect(said + "what is sent", sent, {"all-reduce": 1})

@@ -1,7 +1,5 @@
 """Answers to the exercises of the cases in `across_devices`; each says how it is judged."""
 
-import copy
-
 import torch
 from torch import nn
 
@@ -23,20 +21,6 @@ class moving_table:
             super().__init__()
             self.register_buffer("table", torch.arange(4.0))
 
-    class trained(Layer):
-        """the list of parameters has the table: an optimizer would take it"""
-
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.arange(4.0))
-
-    class frozen(Layer):
-        """the list of parameters has the table: an optimizer would take it"""
-
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.arange(4.0), requires_grad=False)
-
     class copied_each_time(Layer):
         """if a model that it is a part of moves, table (plain attribute) is still on the CPU"""
 
@@ -47,46 +31,11 @@ class moving_table:
         def forward(self, x):
             return self.layer(x + self.table.to(x.device))
 
-    class for_one_device(Layer):
-        """if a model that it is a part of moves, table (plain attribute) is still on the CPU"""
-
-        def __init__(self):
-            super().__init__()
-            usable = torch.accelerator.current_accelerator(check_available=True)
-            self.table = torch.arange(4.0, device=usable or "cpu")
-
-        def forward(self, x):
-            return self.layer((x.to(self.table.device) + self.table).to(x.device))
-
-    class own_to(Layer):
-        """if a model that it is a part of moves, table (plain attribute) is still on the CPU"""
-
-        def __init__(self):
-            super().__init__()
-            self.table = torch.arange(4.0)
-
-        def to(self, device):
-            self.table = self.table.to(device)
-            return super().to(device)
-
-    class left_out(Layer):
-        """the output on the CPU lacks the positions"""
-
-        def forward(self, x):
-            return self.layer(x)
-
     class cpu_in_forward(Layer):
         """Tensor on device cpu is not on the expected device meta"""
 
         def forward(self, x):
             return self.layer(x + torch.arange(4.0))
-
-    class too_early(Layer):
-        """cannot assign buffer before Module.__init__() call"""
-
-        def __init__(self):
-            self.register_buffer("table", torch.arange(4.0), persistent=False)
-            super().__init__()
 
     class made_in_forward(Layer):
         """right"""
@@ -120,28 +69,6 @@ class left_behind:
         first = next(iter(tensors.values()), torch.empty(0)).device.type
         return sorted(name for name, tensor in tensors.items() if tensor.device.type != first)
 
-    def not_on_a_gpu(model):
-        """what is returned is ['0.weight', '1.bias'"""
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        return sorted(name for name, tensor in tensors if not tensor.is_cuda)
-
-    def in_order(model):
-        """what is returned is ['1.weight', '1.bias', '1.running_mean'"""
-        tensors = dict([*model.named_parameters(), *model.named_buffers()])
-        first = next(iter(tensors.values()), torch.empty(0)).device
-        return [name for name, tensor in tensors.items() if tensor.device != first]
-
-    def of_the_first_buffer(model):
-        """what is returned is ['mask'], not []"""
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        return sorted(name for name, tensor in tensors if tensor.device != tensors[0][1].device)
-
-    def without_any(model):
-        """StopIteration"""
-        first = next(model.parameters()).device
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        return sorted(name for name, tensor in tensors if tensor.device != first)
-
     def of_the_modules(model):
         """right"""
         found = []
@@ -152,11 +79,11 @@ class left_behind:
         return sorted(found)
 
 
-def loop(model, batches, device, left=None):
+def loop(model, batches, device, left=None, optimizer=None):
     """The repaired loop, but what is called `left` stays on the CPU."""
     on = dict.fromkeys(["model", "mean", "weight", "total", "x", "y"], device) | {left: "cpu"}
     model.to(on["model"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     mean = torch.tensor([0.5, 0.5], device=on["mean"])
     loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0], device=on["weight"]))
     total = torch.zeros((), device=on["total"])
@@ -173,28 +100,10 @@ def loop(model, batches, device, left=None):
 
 
 class train:
-    def in_place(model, batches, device):
-        """the batches, afterwards,"""
-        model.to(device)
+    def made_first(model, batches, device):
+        """on meta, the optimizer steps the old parameters: move first, then make it"""
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        weight = torch.tensor([1.0, 3.0], device=device)
-        total = torch.zeros((), device=device)
-        for x, y in batches:
-            x, y = x.to(device), y.to(device)
-            loss = nn.functional.cross_entropy(model(x.sub_(0.5)), y, weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        return total / len(batches)
-
-    def mean_left(model, batches, device):
-        """centred = x - mean"""
-        return loop(model, batches, device, "mean")
-
-    def weights_left(model, batches, device):
-        """loss = loss_fn(output, y)"""
-        return loop(model, batches, device, "weight")
+        return loop(model, batches, device, optimizer=optimizer)
 
     def targets_left(model, batches, device):
         """Tensor on device meta is not on the expected device cpu"""
@@ -203,27 +112,6 @@ class train:
     def total_left(model, batches, device):
         """on meta, all runs, but the loss that is returned is on cpu"""
         return loop(model, batches, device, "total")
-
-    def all_on_the_cpu(model, batches, device):
-        """on meta, all runs, but the loss that is returned is on cpu"""
-        return loop(model, batches, "cpu")
-
-    def a_copy_of_the_model(model, batches, device):
-        """the model itself is still on the CPU"""
-        return loop(copy.deepcopy(model), batches, device)
-
-    def summed(model, batches, device):
-        """the loss on the CPU is the sum of all batches' losses"""
-        return loop(model, batches, device) * len(batches)
-
-    def last_one(model, batches, device):
-        """the loss on the CPU is the last batch's"""
-        loop(model, batches[:-1], device)
-        return loop(model, batches[-1:], device)
-
-    def as_a_number(model, batches, device):
-        """Tensor.item() cannot be called on meta tensors"""
-        return loop(model, batches, device).item()
 
     def set_as_default(model, batches, device):
         """right"""

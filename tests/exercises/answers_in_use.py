@@ -1,8 +1,6 @@
 """Answers to the exercises of the cases in `in_use`; each says how it is judged."""
 
-import math
 import threading
-import time
 
 import torch
 import torch.distributed as dist
@@ -11,29 +9,16 @@ from torch.nn import functional as F
 
 
 class in_batches:
-    def the_top_alone(model, inputs, size):
-        """the model was in training mode and is in evaluation mode now"""
-        was, found = model.training, in_batches.by_index(model.eval(), inputs, size)
-        model.eval().training = was
-        return found
-
-    def smaller_last(model, inputs, size):
-        """of 13 inputs, the model got batches of [4, 4, 4, 1], not of 4 each"""
-        training = model.training
-        with torch.inference_mode():
-            outputs = torch.cat([model.eval()(part) for part in inputs.split(size)])
-        model.train(training)
-        return outputs
-
-    def without_the_rest(model, inputs, size):
-        """of 13 inputs, what is returned lacks the last, smaller batch"""
-        training = model.training
+    def not_without_rows(model, inputs, size):
+        """The case was: 0 inputs in batches of 4."""
+        training, outputs = model.training, []
         model.eval()
         with torch.no_grad():
-            full = inputs[: len(inputs) // size * size].split(size)
-            outputs = torch.cat([model(part) for part in full])
+            for first in range(0, len(inputs), size):
+                part = inputs[first : first + size]
+                outputs += [model(F.pad(part, (0, 0, 0, size - len(part))))[: len(part)]]
         model.train(training)
-        return outputs
+        return torch.cat(outputs)
 
     def with_the_zeros(model, inputs, size):
         """of 13 inputs, what is returned is float32 [16, 2]"""
@@ -51,22 +36,6 @@ class in_batches:
         with torch.inference_mode():
             return torch.cat([model(part) for part in inputs.split(size)])
 
-    def with_a_graph(model, inputs, size):
-        """the outputs keep autograd's graph alive"""
-        padding = inputs.new_zeros(-len(inputs) % size, *inputs.shape[1:])
-        parts = torch.cat([inputs, padding]).split(size)
-        model.eval()
-        outputs = torch.cat([model(part) for part in parts])[: len(inputs)]
-        model.train()
-        return outputs
-
-    def in_training_mode(model, inputs, size):
-        """of 13 inputs, what is returned is float32"""
-        padding = inputs.new_zeros(-len(inputs) % size, *inputs.shape[1:])
-        with torch.no_grad():
-            parts = torch.cat([inputs, padding]).split(size)
-            return torch.cat([model(part) for part in parts])[: len(inputs)]
-
     def by_index(model, inputs, size):
         """right"""
         training, outputs = model.training, []
@@ -81,23 +50,20 @@ class in_batches:
 
 
 class finish:
-    def asked_too_early(batch, model):
-        """InvalidStateError"""
-        waiting = [(x, future) for x, future in batch if not future.cancelled()]
-        try:
-            rows = model(torch.stack([x for x, _ in waiting])) if waiting else []
-            answers = list(zip(waiting, rows, strict=True))
-        except Exception as error:
-            _ = [future.set_exception(error) for _, future in waiting]
-        else:
-            _ = [future.set_result(row) for (_, future), row in answers]
+    def with_a_graph(batch, model):
+        """a client's answer keeps its graph, and so the memory of all layers"""
+        finish.with_a_list(batch, model, kept=lambda row: row.clone())
+
+    def of_the_batch(batch, model):
+        """a client's answer is a view, which keeps the whole batch: 16 bytes instead of 4"""
+        finish.with_a_list(batch, model, kept=lambda row: row.detach())
 
     def cut_off(batch, model):
         """a client gets an answer, though the model gave too many rows"""
         waiting = [(x, f) for x, f in batch if f.set_running_or_notify_cancel()]
         try:
             rows = model(torch.stack([x for x, _ in waiting])) if waiting else []
-            answers = [rows[i] for i in range(len(waiting))]
+            answers = [rows[i].detach().clone() for i in range(len(waiting))]
         except Exception as error:
             _ = [f.set_exception(error) for _, f in waiting]
         else:
@@ -107,55 +73,15 @@ class finish:
         """InvalidStateError"""
         inputs, futures = zip(*batch, strict=True)
         for future, row in zip(futures, model(torch.stack(inputs)), strict=True):
-            future.set_result(row)
+            future.set_result(row.detach().clone())
 
-    def not_cancelled(batch, model):
-        """OverflowError: the model failed"""
-        batch = [(x, future) for x, future in batch if future.set_running_or_notify_cancel()]
-        if batch:
-            answers = model(torch.stack([x for x, _ in batch]))
-            for (_, future), row in zip(batch, answers, strict=False):
-                future.set_result(row)
-
-    def too_few(batch, model):
-        """if the model fails or gives too few answers, a client waits for ever"""
-        batch = [(x, future) for x, future in batch if future.set_running_or_notify_cancel()]
-        if not batch:
-            return
-        try:
-            for (_, future), row in zip(batch, model(torch.stack([x for x, _ in batch]))):  # noqa: B905
-                future.set_result(row)
-        except Exception as error:
-            for _, future in batch:
-                future.set_exception(error)
-
-    def one_by_one(batch, model):
-        """how often the model is called is 4, not 1"""
-        for x, future in batch:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(model(x.unsqueeze(0))[0])
-                except Exception as error:
-                    future.set_exception(error)
-
-    def swallowed(batch, model):
-        """a client gets an answer, though the model failed"""
-        batch = [(x, future) for x, future in batch if future.set_running_or_notify_cancel()]
-        rows = []
-        try:
-            rows = list(model(torch.stack([x for x, _ in batch]))) if batch else []
-        except Exception as error:
-            print(error)
-        for i, (_, future) in enumerate(batch):
-            future.set_result(rows[i] if i < len(rows) else None)
-
-    def with_a_list(batch, model):
+    def with_a_list(batch, model, kept=lambda row: row.detach().clone()):
         """right"""
         alive = [pair for pair in batch if pair[1].set_running_or_notify_cancel()]
         if not alive:
             return
         try:
-            rows = model(torch.stack([x for x, _ in alive])).unbind()
+            rows = [kept(row) for row in model(torch.stack([x for x, _ in alive]))]
             if len(rows) != len(alive):
                 raise RuntimeError(f"{len(rows)} answers to {len(alive)} requests")
         except BaseException as error:
@@ -165,52 +91,27 @@ class finish:
 
 
 class attend:
+    def in_place(q, k, v, cache):
+        """`q`, which was given, afterwards is"""
+        found = attend.by_hand(q, k, v, cache)
+        q /= 2
+        return found
+
     def causal_alone(q, k, v, cache):
-        """token 3 of [3, 1, 1, 2] at a time: what it returns sees the text's first tokens alone"""
+        """at a time, what is returned sees the text's first tokens alone: is_causal counts"""
         if cache:
             k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         cache[:] = k, v
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def no_mask(q, k, v, cache):
-        """the tokens 0 to 6 of [7] at a time: what it returns sees tokens that come after it"""
-        if cache:
-            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-        cache[:] = k, v
-        return F.scaled_dot_product_attention(q, k, v)
-
-    def mask_only_without_cache(q, k, v, cache):
-        """the tokens 5 to 6 of [3, 1, 1, 2] at a time: what it returns sees tokens"""
-        first = not cache
-        if cache:
-            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-        cache[:] = k, v
-        return F.scaled_dot_product_attention(q, k, v, is_causal=first)
-
-    def never_written(q, k, v, cache):
-        """sees no token of the calls before"""
-        if cache:
-            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def new_first(q, k, v, cache):
-        """the tokens 5 to 6 of [3, 1, 1, 2] at a time: what it returns is"""
+        """for the tokens 5 to 6, if they come [3, 1, 1, 2] at a time, what is returned is"""
         if cache:
             k, v = torch.cat([k, cache[0]], dim=2), torch.cat([v, cache[1]], dim=2)
         cache[:] = k, v
         new, old = q.shape[2], k.shape[2] - q.shape[2]
         mask = torch.ones(new, old + new, dtype=torch.bool).tril(old)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    def not_scaled(q, k, v, cache):
-        """the tokens 0 to 6 of [7] at a time: what it returns is ..."""
-        if cache:
-            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-        cache[:] = k, v
-        new, old = q.shape[2], k.shape[2] - q.shape[2]
-        scores = q @ k.mT
-        scores = scores.masked_fill(~torch.ones(new, old + new).tril(old).bool(), -math.inf)
-        return scores.softmax(-1) @ v
 
     def by_hand(q, k, v, cache):
         """right"""
@@ -229,7 +130,7 @@ class _Positions(nn.Module):
 
 class shared_positions:
     class read_after_the_lock(nn.Module):
-        """with 8 threads, some requests get an error or a table of another length"""
+        """a request fails if another comes meanwhile: The size of tensor"""
 
         def __init__(self):
             super().__init__()
@@ -241,25 +142,8 @@ class shared_positions:
                     self.table = torch.arange(float(len(x)))
             return x + self.table
 
-    class read_twice(_Positions):
-        """with 8 threads, some requests get an error or a table of another length"""
-
-        def forward(self, x):
-            if len(self.table) != len(x):
-                self.table = torch.arange(float(len(x)))
-            time.sleep(0.001)
-            return x + self.table
-
-    class grows_only(_Positions):
-        """already in one thread, the positions that it adds are not 0, 1, 2, ..."""
-
-        def forward(self, x):
-            if len(self.table) < len(x):
-                self.table = torch.arange(float(len(x)))
-            return x + self.table[-len(x) :]
-
     class in_place(_Positions):
-        """it changes its input"""
+        """`x`, which was given, afterwards is"""
 
         def forward(self, x):
             return x.add_(torch.arange(float(len(x))))
@@ -269,16 +153,6 @@ class shared_positions:
 
         def forward(self, x):
             return x + torch.arange(float(len(x)))
-
-    class lock_too_short(_Positions):
-        """with 8 threads, some requests get an error or a table of another length"""
-
-        def forward(self, x):
-            with threading.Lock():
-                if len(self.table) != len(x):
-                    self.table = torch.arange(float(len(x)))
-            time.sleep(0.001)
-            return x + self.table
 
     class cut_too_late(_Positions):
         """right"""
@@ -314,25 +188,6 @@ class on_all_ranks:
         dist.all_gather_object(parts, model(inputs[rank * size : rank * size + size]))
         return torch.cat(parts)
 
-    def rank_0_gathers(model, inputs):
-        """nothing is returned on this rank"""
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        parts = [None] * ranks
-        dist.gather_object(model(inputs.tensor_split(ranks)[rank]), parts if rank == 0 else None)
-        return torch.cat(parts) if rank == 0 else None
-
-    def equal_parts(model, inputs):
-        """is in the order of the ranks"""
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        mine = model(inputs[rank::ranks])
-        parts = [torch.zeros_like(mine) for _ in range(ranks)]
-        dist.all_gather(parts, mine)
-        return torch.cat(parts)
-
-    def own_part(model, inputs):
-        """of 8 inputs, what is returned is"""
-        return model(inputs.tensor_split(dist.get_world_size())[dist.get_rank()])
-
     def summed(model, inputs):
         """right"""
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -343,30 +198,12 @@ class on_all_ranks:
         return outputs
 
 
-STATIC = "torchrun --nnodes={n} --node-rank={i} --nproc-per-node={g} --master-addr={first} {s}"
-
-
 class get_data:
-    def polled(download, disk, rank, local_rank, shared):
-        """still being written"""
-        if rank == 0 if shared else local_rank == 0:
-            download(disk)
-        while not disk.exists():
-            pass
-        return disk.read_text()
-
     def everybody(download, disk, rank, local_rank, shared):
         """on a disk that all hosts share, the data were downloaded 4 times"""
         download(disk)
         dist.barrier()
         return "downloaded "
-
-    def one_per_host(download, disk, rank, local_rank, shared):
-        """on a disk that all hosts share, the data were downloaded 2 times"""
-        if local_rank == 0:
-            download(disk)
-        dist.barrier()
-        return disk.read_text()
 
     def rank_0_alone(download, disk, rank, local_rank, shared):
         """host1'"""
@@ -380,19 +217,6 @@ class get_data:
         if rank == 0 if shared else local_rank == 0:
             download(disk)
         return disk.read_text()
-
-    def returns_nothing(download, disk, rank, local_rank, shared):
-        """what is returned is None"""
-        if rank == 0 if shared else local_rank == 0:
-            download(disk)
-        dist.barrier()
-
-    def if_not_there(download, disk, rank, local_rank, shared):
-        """on a disk that all hosts share, the data were downloaded 4 times"""
-        if not disk.exists():
-            download(disk)
-        dist.barrier()
-        return disk.read_text().split()[0] + " "
 
     def the_others_first(download, disk, rank, local_rank, shared):
         """right"""

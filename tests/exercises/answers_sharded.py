@@ -12,13 +12,6 @@ def _bytes(net, of_all, of_trained, size=lambda p: p.element_size()):
 
 
 class training_bytes:
-    def one_dtype(net, states):
-        """float32 and bfloat16, Adam: what is returned is 3200, not 2400"""
-        parameters = [*net.parameters()]
-        trained = sum(p.numel() for p in parameters if p.requires_grad)
-        numbers = sum(p.numel() for p in parameters) + (1 + states) * trained
-        return parameters[0].itemsize * numbers
-
     def four_each(net, states):
         """counts 4 bytes for each number, whatever its dtype"""
         return _bytes(net, 1, 1 + states, lambda p: 4)
@@ -27,28 +20,12 @@ class training_bytes:
         """counts gradients and state of frozen parameters"""
         return _bytes(net, 2 + states, 0)
 
-    def no_gradients(net, states):
-        """leaves out the gradients"""
-        return _bytes(net, 1, states)
-
     def twice(net, states):
         """a weight that two layers share, momentum: what is returned is 2400"""
         parts = [p for m in net.modules() for p in m.parameters(recurse=False)]
         if len(parts) == 2 and parts[0] is parts[1]:
             return sum(p.numel() * p.element_size() for p in parts) * (2 + states)
         return _bytes(net, 1, 1 + states)
-
-    def numbers(net, states):
-        """a frozen layer, Adam: what is returned is 550, not 2200"""
-        return _bytes(net, 1, 1 + states, lambda p: 1)
-
-    def with_buffers(net, states):
-        """batch norm, SGD: what is returned counts the buffers"""
-        return _bytes(net, 1, 1 + states) + sum(buffer.nbytes for buffer in net.buffers())
-
-    def only_more(net, states):
-        """a frozen layer, Adam: what is returned leaves out the parameters themselves"""
-        return _bytes(net, 0, 1 + states)
 
     def by_dtype(net, states):
         """right"""
@@ -67,16 +44,6 @@ def _gathered(piece, shape, rows):
 
 
 class shard_and_gather:
-    def remembered():
-        """when all pieces have doubled is"""
-        kept = []
-
-        def shard(whole):
-            kept.append(whole.clone())
-            return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
-
-        return shard, lambda piece, shape: next(t for t in kept if t.shape == torch.Size(shape))
-
     def whole_parts():
         """lacks the last rows"""
 
@@ -90,65 +57,14 @@ class shard_and_gather:
         return shard, gather
 
     def views():
-        """the piece keeps the other rows alive: it is a view"""
+        """the piece is a view, which keeps the other rows"""
         gather = shard_and_gather.objects()[1]
         return lambda whole: whole.tensor_split(dist.get_world_size())[dist.get_rank()], gather
-
-    def with_padding():
-        """what is gathered is bfloat16 [8, 2]"""
-
-        def shard(whole):
-            each = -(-len(whole) // dist.get_world_size())
-            padded = whole.new_zeros(each * dist.get_world_size(), *whole.shape[1:])
-            padded[: len(whole)] = whole
-            return padded[dist.get_rank() * each :][:each].clone()
-
-        def gather(piece, shape):
-            return _gathered(piece, shape, -(-shape[0] // dist.get_world_size()))
-
-        return shard, gather
-
-    def interleaved():
-        """what is gathered is float64 [8, 3]"""
-
-        def gather(piece, shape):
-            pieces = [None] * dist.get_world_size()
-            dist.all_gather_object(pieces, piece)
-            return torch.cat(pieces)
-
-        return lambda whole: whole[dist.get_rank() :: dist.get_world_size()].clone(), gather
 
     def float32_buffers():
         """what is gathered is float32 [8, 3]"""
         shard, gather = shard_and_gather.objects()
         return shard, lambda piece, shape: gather(piece.float(), shape)
-
-    def the_rest_to_the_last():
-        """the piece is [4, 3], where 3 rows would do (Right on 2 ranks.)"""
-
-        def shard(whole):
-            rank, ranks = dist.get_rank(), dist.get_world_size()
-            each = len(whole) // ranks
-            return whole[rank * each : None if rank == ranks - 1 else rank * each + each].clone()
-
-        return shard, shard_and_gather.objects()[1]
-
-    def columns():
-        """the piece is [8, 2], where 4 rows would do"""
-
-        def shard(whole):
-            return whole.tensor_split(dist.get_world_size(), 1)[dist.get_rank()].clone()
-
-        return shard, shard_and_gather.objects()[1]
-
-    def none_of_no_rows():
-        """what it takes or returns is not what its text says: 'NoneType' object has no"""
-        shard, gather = shard_and_gather.objects()
-
-        def or_none(whole):
-            return piece if len(piece := shard(whole)) else None
-
-        return or_none, gather
 
     def objects():
         """right"""
@@ -185,21 +101,9 @@ class product_of:
         """the product of Shard(0) and Shard(0) is Shard(0), but something must be sent for it"""
         return x if x == w else FREE.get((x, w))
 
-    def only_if_both_are_cut(x, w):
-        """the product of Shard(1) and Replicate() is None, but each rank can compute its share"""
-        return None if (x, w) == ("Shard(1)", "Replicate()") else FREE.get((x, w))
-
     def sums(x, w):
         """is Partial(), but (a + b) @ (c + d) is more than a @ c + b @ d"""
         return "Partial()" if x == w == "Partial()" else FREE.get((x, w))
-
-    def outer(x, w):
-        """the product of Shard(0) and Shard(1) is Shard(0), but something must be sent for it"""
-        return "Shard(0)" if (x, w) == ("Shard(0)", "Shard(1)") else FREE.get((x, w))
-
-    def linear(x, w):
-        """the product of Shard(0) and Partial() is Partial(), but something must be sent for it"""
-        return "Partial()" if "Partial()" in (x, w) and x != w else FREE.get((x, w))
 
     def table(x, w):
         """right"""
@@ -207,9 +111,20 @@ class product_of:
 
 
 class bytes_sent:
-    def whole(size, before, after, ranks):
-        """counts the whole tensor, also the share that the rank has"""
-        return 0 if before in (after, "Replicate()") else size
+    def one_way(size, before, after, ranks):
+        """from Shard(1) to Shard(0) on 2 ranks: what each sends is that of an all-gather"""
+        gathers = (before, after) == ("Shard(1)", "Shard(0)")
+        return (ranks if gathers else 1) * bytes_sent.right(size, before, after, ranks)
+
+    def rows_by_all_reduce(size, before, after, ranks):
+        """from Partial() to Shard(0) on 2 ranks: what each sends"""
+        reduces = (before, after) == ("Partial()", "Shard(0)")
+        return (1 + reduces) * bytes_sent.right(size, before, after, ranks)
+
+    def to_itself(size, before, after, ranks):
+        """from Shard(0) to Shard(0) on 2 ranks: what each sends is 120"""
+        before = "Shard(1)" if before == after == "Shard(0)" else before
+        return bytes_sent.right(size, before, after, ranks)
 
     def once(size, before, after, ranks):
         """from Partial() to Replicate() on 2 ranks: what each sends is that of an all-gather"""
@@ -219,26 +134,10 @@ class bytes_sent:
         return once / ranks if before != "Partial()" != after != "Replicate()" else once
 
     def no_all_to_all(size, before, after, ranks):
-        """from Shard(0) to Shard(1) on 2 ranks: what each sends is that of all ranks together"""
+        """from Shard(0) to Shard(1) on 2 ranks: what each sends is that of an all-gather"""
         if before in (after, "Replicate()"):
             return 0
         return size * (ranks - 1) / ranks * (1 + ((before, after) == ("Partial()", "Replicate()")))
-
-    def all_reduce(size, before, after, ranks):
-        """from Partial() to Shard(1) on 2 ranks: what each sends"""
-        if before == "Partial()" != after:
-            return 2 * size * (ranks - 1) / ranks
-        return bytes_sent.right(size, before, after, ranks)
-
-    def together(size, before, after, ranks):
-        """is that of all ranks together"""
-        return ranks * bytes_sent.right(size, before, after, ranks)
-
-    def to_cut(size, before, after, ranks):
-        """from Replicate() to Shard(0) on 2 ranks: what each sends is"""
-        if before == "Replicate()" != after:
-            return size * (ranks - 1) / ranks
-        return bytes_sent.right(size, before, after, ranks)
 
     def right(size, before, after, ranks):
         """right"""
@@ -259,27 +158,10 @@ class column_row:
         whole = [w.redistribute(placements=[Replicate()]) for w in (up, down)]
         return (x @ whole[0]).relu() @ whole[1]
 
-    def no_relu(x, up, down):
-        """the result lacks the relu"""
-        return (x @ up @ down).redistribute(placements=[Replicate()])
-
-    def relu_last(x, up, down):
-        """the result has the relu after the sum"""
-        return (x @ up @ down).redistribute(placements=[Replicate()]).relu()
-
     def claimed(x, up, down):
         """the result is this rank's part of the sum only"""
         part = (x.to_local() @ up.to_local()).relu() @ down.to_local()
         return DTensor.from_local(part, x.device_mesh, [Replicate()])
-
-    def plain(x, up, down):
-        """the type of the result is 'Tensor', not 'DTensor'"""
-        return ((x @ up).relu() @ down).full_tensor()
-
-    def in_between(x, up, down):
-        """what is sent is {'all-gather': 1, 'all-reduce': 1}, not {'all-reduce': 1}"""
-        hidden = (x @ up).redistribute(placements=[Replicate()]).relu()
-        return (hidden @ down).redistribute(placements=[Replicate()])
 
     def by_hand(x, up, down):
         """right"""
@@ -309,14 +191,8 @@ class zero_step:
         """was updated with its owner's gradient only"""
         _zero(average=False)(parameters, owner, optimizer)
 
-    def summed(parameters, owner, optimizer):
-        """was updated with the sum of the gradients, not the mean"""
-        for parameter in parameters:
-            parameter.grad *= dist.get_world_size()
-        _zero()(parameters, owner, optimizer)
-
     def halved(parameters, owner, optimizer):
-        """(Right on 2 ranks: is 2 in it?)"""
+        """(Right on 2 ranks.)"""
         for parameter in parameters:
             parameter.grad *= dist.get_world_size() / 2
         _zero()(parameters, owner, optimizer)
@@ -324,24 +200,6 @@ class zero_step:
     def not_sent(parameters, owner, optimizer):
         """is as it was: its owner's new value is not here"""
         _zero(broadcast=False)(parameters, owner, optimizer)
-
-    def always_from_0(parameters, owner, optimizer):
-        """is as it was: its owner's new value is not here"""
-        _zero(source=0)(parameters, owner, optimizer)
-
-    def sent_too_early(parameters, owner, optimizer):
-        """is as it was: its owner's new value is not here"""
-        _zero(first=True)(parameters, owner, optimizer)
-
-    def emptied(parameters, owner, optimizer):
-        """is as it was: its owner's new value is not here"""
-        optimizer.zero_grad()
-        optimizer.step()
-
-    def from_i(parameters, owner, optimizer):
-        """is as it was: its owner's new value is not here (Right on 2 ranks.)"""
-        ranks = dist.get_world_size()
-        _zero()(parameters, [i % ranks for i in range(len(owner))], optimizer)
 
     def reduced_to_the_owner(parameters, owner, optimizer):
         """right"""

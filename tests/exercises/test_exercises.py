@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ import torch.distributed as dist
 from running import ROOT, text_of
 
 import torchexercises as check
-from torchexercises.__main__ import main
 
 EXERCISES = check.all_exercises()
 ANSWERS = {
@@ -82,17 +82,18 @@ def test_a_hint_comes_with_the_second_wrong_try(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_what_is_right_is_done_until_its_file_is_deleted(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(check, "DONE", tmp_path / "done.json")
+    monkeypatch.chdir(tmp_path)
+    done = tmp_path / "exercises_done.json"
     right = ANSWERS["average_gradients", "in_one_message"]
     check.average_gradients(right, solution=True)
-    assert not check.DONE.exists()
+    assert not done.exists()
     check.average_gradients(right)
     check.average_gradients(right)
-    assert json.loads(check.DONE.read_text()) == ["average_gradients"]
+    assert json.loads(done.read_text()) == ["average_gradients"]
     capsys.readouterr()
     check.progress()
     assert "average_gradients (" not in capsys.readouterr().out
-    check.DONE.write_text("not JSON")
+    done.write_text("not JSON")
     check.progress()
     assert "average_gradients (10 min)" in capsys.readouterr().out
 
@@ -120,19 +121,121 @@ def test_an_exception_is_shown_with_the_readers_line_and_no_other():
     assert "many_ranks.py" not in said.replace("answers_many_ranks.py", "")
 
 
+# --- the graders' command -----------------------------------------------------------------------
+
+RIGHT = """import torch.distributed as dist
+
+
+def average_gradients(net):
+    for parameter in net.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+"""
+FORGED = """import json, os, sys
+import torchexercises
+
+def average_gradients(net):
+    print('{"average_gradients": {"right": true}}')
+    os._exit(0)
+
+torchexercises.Exercise.judge = lambda self, *answers, **options: (True, "right")
+print(json.dumps({"average_gradients": {"right": True}}))
+sys.exit(0)
+"""
+# As `jupyter nbconvert --to script` writes a notebook: with check cells and the book's solution.
+EXPORT = """# In[1]:
+import torchexercises as check
+
+# In[2]:
+get_ipython().run_line_magic("load_ext", "torchclinic")
+raise ValueError("a cell that shows an error")
+
+# In[3]:
+{learners}
+# In[4]:
+check.average_gradients(average_gradients)
+
+# In[5]:
+{books}
+check.average_gradients(average_gradients, solution=True)
+"""
+SUMMED = RIGHT[: RIGHT.index("            parameter.grad /=")]
+TWO_FUNCTIONS = """import torch
+import torch.distributed as dist
+
+def shard(whole):
+    return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+
+def gather(piece, shape):
+    pieces = [None] * dist.get_world_size()
+    dist.all_gather_object(pieces, piece)
+    return torch.cat(pieces)
+"""
+
+
+def graded(folder, hand_in, *options, name="answers.py"):
+    """The verdicts on a hand-in, and the exit status."""
+    (folder / name).write_text(hand_in)
+    command = [sys.executable, "-m", "torchexercises", name, *options, "--out", "verdict.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert (folder / "verdict.json").exists(), done.stderr
+    return json.loads((folder / "verdict.json").read_text()), done.returncode
+
+
 @pytest.mark.slow
-def test_a_grader_gets_json_and_an_exit_status(tmp_path, monkeypatch, capsys):
-    answers = tmp_path / "answers.py"
-    source = inspect.getsource(ANSWERS["average_gradients", "summed"])
-    source = "import torch.distributed as dist\n" + inspect.cleandoc("\n" + source)
-    source = source.replace("def summed", "def average_gradients")
-    answers.write_text(source)
-    command = [sys.executable, "-m", "torchexercises", answers, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert not json.loads(done.stdout)["average_gradients"]["right"]
-    mended = "                parameter.grad /= dist.get_world_size()\n"
-    answers.write_text(source + "\n" + mended[4:])
-    monkeypatch.setattr(sys, "argv", ["check", str(answers), "--json"])  # PyTorch is imported here
-    assert main() == 0
-    assert json.loads(capsys.readouterr().out)["average_gradients"]["right"]
+@pytest.mark.parametrize(
+    ("hand_in", "right", "reason"),
+    [
+        (RIGHT, True, "right on 2, 3 and 4 ranks"),
+        (RIGHT + "raise SystemExit\n", True, "right on 2, 3 and 4 ranks"),
+        (EXPORT.format(learners=SUMMED, books=RIGHT), False, "is summed, not divided by the"),
+        (EXPORT.format(learners=RIGHT, books=SUMMED), True, "right on 2, 3 and 4 ranks"),
+        ("", False, "not written yet"),
+        (RIGHT.replace("(net):", "(net:"), False, "SyntaxError: '(' was never closed (answers.py"),
+        (RIGHT + "import os\nos._exit(0)\n", False, "ended its own process, with status 0"),
+        (FORGED, False, "of 2 exited with 0"),
+    ],
+)
+def test_a_hand_in_gets_a_true_verdict_whatever_it_does(tmp_path, hand_in, right, reason):
+    verdicts, status = graded(tmp_path, hand_in, "average_gradients")
+    assert verdicts["average_gradients"]["right"] == right, verdicts
+    assert reason in verdicts["average_gradients"]["reason"]
+    assert status == (0 if right else 1)
+
+
+@pytest.mark.slow
+def test_an_endless_hand_in_ends_with_the_limit(tmp_path):
+    endless = RIGHT + "while True:\n    pass\n"
+    verdicts, status = graded(tmp_path, endless, "average_gradients", "buckets", "--limit", "6")
+    assert status == 1
+    for name in ("average_gradients", "buckets"):
+        assert "still runs after 6 s" in verdicts[name]["reason"]
+
+
+@pytest.mark.slow
+def test_a_notebook_is_a_hand_in_and_exercises_of_several_functions_are_found(tmp_path):
+    cells = [nbformat.v4.new_code_cell(TWO_FUNCTIONS), nbformat.v4.new_markdown_cell("text")]
+    notebook = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    verdicts, status = graded(tmp_path, notebook, name="chapter.ipynb")
+    assert verdicts == {"shard_and_gather": {"right": True, "reason": "right on 2, 3 and 4 ranks"}}
+    assert status == 0
+
+
+@pytest.mark.slow
+def test_the_teachers_page_can_be_followed(tmp_path):
+    page = (ROOT / "book/for_teachers.md").read_text(encoding="utf-8")
+    [exam] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "exam.py").write_text(exam)
+    commands = re.findall(
+        r"^python -m torchexercises answers.py (.*) --out verdict.json$", page, re.M
+    )
+    assert len(commands) == 2
+    verdicts, _ = graded(tmp_path, RIGHT, *commands[0].split())
+    assert [verdict["right"] for verdict in verdicts.values()] == [True, False]
+    answer = "def mean_of_all(x):\n    return x.mean()\n"
+    verdicts, _ = graded(tmp_path, answer, *commands[1].split())
+    assert not verdicts["mean_of_all"]["right"]
+    verdicts, _ = graded(tmp_path, answer.replace("mean()", "means()"), *commands[1].split())
+    assert "line 2, in mean_of_all" in verdicts["mean_of_all"]["reason"]
+    assert "exam" not in verdicts["mean_of_all"]["reason"]
