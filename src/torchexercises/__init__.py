@@ -67,7 +67,7 @@ class Exercise:
     def __call__(self, *answers: object, solution: bool = False) -> None:
         """Print what `judge` says of the answers, and a hint from the second wrong try on.
 
-        What is right is noted in `exercises_done.json`, but not the book's own `solution`.
+        What is right is noted in ``exercises_done.json``, but not the book's own `solution`.
         """
         name = self.cases.__name__
         right, reason = self.judge(*answers)
@@ -137,9 +137,9 @@ def expect(what: str, got: object, right: object, mistakes: dict | None = None) 
 def expect_alone(what: str, *tensors: torch.Tensor, rows: str = "the other rows") -> None:
     """Raise `Wrong` if the tensors are views that keep more numbers in memory than their own."""
     storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
-    held, own = sum(storages.values()), sum(tensor.nbytes for tensor in tensors)
-    if held > own:
-        raise Wrong(f"{what} is a view, which keeps {rows}: {held} bytes instead of {own}")
+    held, needed = sum(storages.values()), sum(tensor.nbytes for tensor in tensors)
+    if held > needed:
+        raise Wrong(f"{what} is a view, which keeps {rows}: {held} bytes instead of {needed}")
 
 
 def unchanged(function: Callable, names: str) -> Callable:

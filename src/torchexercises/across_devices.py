@@ -77,8 +77,8 @@ def train(train) -> None:
     def steps_the_models_own(optimizer, args, kwargs):
         theirs = [p for group in optimizer.param_groups for p in group["params"]]
         if any(mine is not p for mine, p in zip(net.parameters(), theirs, strict=False)):
-            said = "on meta, the optimizer steps the old parameters: move first, then make it"
-            raise Wrong(said)
+            label = "on meta, the optimizer steps the old parameters: move first, then make it"
+            raise Wrong(label)
 
     hook = register_optimizer_step_pre_hook(steps_the_models_own)
     found = train(net, batches, "meta")

@@ -43,7 +43,10 @@ class _Gpu(TorchFunctionMode):
         there = any(hasattr(tensor, THERE) for tensor in tensors_in(given))
         if there and getattr(func, "__self__", None) is torch.Tensor.device:
             return GPU
-        if asked := any(map(_is_gpu, given)):
+        asked = func is torch.Tensor.cuda or any(map(_is_gpu, given))
+        if func is torch.Tensor.cuda:
+            func, args = torch.clone, args[:1]
+        elif asked:
             args = ["cpu" if _is_gpu(value) else value for value in args]
             kwargs = {key: "cpu" if _is_gpu(value) else value for key, value in kwargs.items()}
         found = func(*args, **kwargs)

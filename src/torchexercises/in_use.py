@@ -191,8 +191,8 @@ def on_all_ranks(on_all_ranks) -> None:
 
         outputs = on_all_ranks(model, inputs)
         if sum(seen) > most:
-            said = f"of {count} inputs, this rank computed {sum(seen)}"
-            raise Wrong(f"{said}, where {most} would do")
+            label = f"of {count} inputs, this rank computed {sum(seen)}"
+            raise Wrong(f"{label}, where {most} would do")
         mistakes = {
             "is nothing on this rank": None,
             "is in the order of the ranks": torch.cat([right[r::ranks] for r in range(ranks)]),

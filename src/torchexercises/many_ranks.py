@@ -39,15 +39,15 @@ def indices_of(indices_of) -> None:
         return indices
 
     for (n, ranks), epoch in itertools.product(((10, 2), (10, 4), (7, 3), (3, 4)), (7, 1, 0)):
-        said, parts = f"{n} samples on {ranks} ranks", []
+        label, parts = f"{n} samples on {ranks} ranks", []
         parts = [drawn(rank, ranks, n, epoch, 3) for rank in range(ranks)]
         lengths, seen = {len(part) for part in parts}, {i for part in parts for i in part}
         if len(lengths) > 1:
-            raise Wrong(f"{said}: the ranks have {sorted(lengths)} samples, so one would wait")
+            raise Wrong(f"{label}: the ranks have {sorted(lengths)} samples, so one would wait")
         if seen != set(range(n)):
             at_random = "the ranks draw different orders, or samples are left out"
-            raise Wrong(f"{said}: together they see {sorted(seen)}: {at_random}")
-        expect(f"{said}: the samples of each", lengths.pop(), -(-n // ranks))
+            raise Wrong(f"{label}: together they see {sorted(seen)}: {at_random}")
+        expect(f"{label}: the samples of each", lengths.pop(), -(-n // ranks))
         expect("the same call once more", drawn(0, ranks, n, epoch, 3), parts[0])
     first = drawn(0, 2, 100, 0, 3)
     if first == sorted(first):
@@ -73,8 +73,8 @@ def accuracy_over_ranks(accuracy_over_ranks) -> None:
         }
         with as_with_nccl() as device:
             found = accuracy_over_ranks(torch.tensor(right[rank], device=device), count[rank])
-        said = f"with {right} right of {count}, the accuracy"
-        expect(said, found, sum(right) / sum(count), mistakes)
+        label = f"with {right} right of {count}, the accuracy"
+        expect(label, found, sum(right) / sum(count), mistakes)
 
 
 @on_ranks("09", 5, hint="All ranks call the same collective, also who goes on.")
@@ -86,10 +86,8 @@ def all_stop(all_stop) -> None:
         with as_with_nccl() as device:
             found = bool(all_stop(wish, device))
         mistakes = {
-            "is rank 0's wish": bool(wishes[0]),
             "is this rank's own wish": wish,
             "is True only if all want it": all(wishes[:ranks]),
-            "is True only if most want it": sum(wishes[:ranks]) > ranks / 2,
         }
         expect(f"with the wishes {wishes[:ranks]}, what is returned", found, right, mistakes)
 
@@ -102,28 +100,28 @@ def average_gradients(average_gradients) -> None:
     net["last_half"] = nn.Linear(2, 1, dtype=torch.bfloat16)
     net["frozen"].requires_grad_(False)
     net["last"].bias = net["first"].bias  # tied
-    own = {}
+    of_rank_0 = {}
     for i, (name, parameter) in enumerate(net.named_parameters()):
         if name.startswith(("first", "last")):
             numbers = torch.arange(1, parameter.numel() + 1).reshape(parameter.shape)
-            own[name] = numbers.to(parameter.dtype) + i
-            parameter.grad = own[name].movedim(0, -1).contiguous().movedim(-1, 0) * (rank + 1) ** 2
+            of_rank_0[name] = numbers.to(parameter.dtype) + i
+            parameter.grad = (
+                of_rank_0[name].movedim(0, -1).contiguous().movedim(-1, 0) * (rank + 1) ** 2
+            )
     with sets_differ(net):
         average_gradients(net)
     total = sum((r + 1) ** 2 for r in range(ranks))
     for name, parameter in net.named_parameters():
-        what, grad = f"the gradient of {name}", own.get(name)
-        mistakes = (
-            {}
-            if grad is None
-            else {
-                "is summed, not divided by the number of ranks": grad * total,
-                "is your own: nothing came from the other ranks": grad * (rank + 1) ** 2,
-                "is your own, divided by the number of ranks": grad * (rank + 1) ** 2 / ranks,
-                "is the sum divided by 2": grad * total / 2,
-            }
-        )
-        expect(what, parameter.grad, None if grad is None else grad * total / ranks, mistakes)
+        what = f"the gradient of {name}"
+        if (grad := of_rank_0.get(name)) is None:
+            expect(what, parameter.grad, None)
+            continue
+        mistakes = {
+            "is summed, not divided by the number of ranks": grad * total,
+            "is your own: nothing came from the other ranks": grad * (rank + 1) ** 2,
+            "is the sum divided by 2": grad * total / 2,
+        }
+        expect(what, parameter.grad, grad * total / ranks, mistakes)
 
 
 @on_ranks("10", 10, hint="Buffers count, too. dist.broadcast(tensor, 0) is in place.")
@@ -142,12 +140,12 @@ def broadcast_model(broadcast_model) -> None:
         return dict([*net.named_parameters(remove_duplicate=False), *net.named_buffers()])
 
     rank = dist.get_rank()
-    net, first, own = model(rank), all_of(model(0)), all_of(model(rank))
+    net, first, mine = model(rank), all_of(model(0)), all_of(model(rank))
     tensors = [id(tensor) for tensor in all_of(net).values() if isinstance(tensor, nn.Parameter)]
     with sets_differ(net):
         broadcast_model(net)
     for name, found in all_of(net).items():
-        expect(name, found, first[name], {"is this rank's own, not rank 0's": own[name]})
+        expect(name, found, first[name], {"is this rank's own, not rank 0's": mine[name]})
     if [id(t) for t in all_of(net).values() if isinstance(t, nn.Parameter)] != tensors:
         raise Wrong("the parameters are new tensors, which the optimizer does not know")
 
@@ -156,21 +154,16 @@ def broadcast_model(broadcast_model) -> None:
 def buckets(buckets) -> None:
     buckets = unchanged(buckets, "sizes")
     for sizes, cap, right in (
-        ([4, 4, 4, 4], 8, [[3, 2], [1, 0]]),
-        ([3, 3, 3, 3], 8, [[3, 2, 1], [0]]),
-        ([2, 2, 20, 2, 2], 8, [[4, 3, 2], [1, 0]]),
-        ([2, 20], 8, [[1], [0]]),
-        ([4, 20, 2], 8, [[2, 1], [0]]),
+        ([4, 4, 4, 4], 8, [[3, 2], [1, 0]]), ([3, 3, 3, 3], 8, [[3, 2, 1], [0]]),
+        ([2, 2, 20, 2, 2], 8, [[4, 3, 2], [1, 0]]), ([2, 20], 8, [[1], [0]]), ([], 8, []),
+        ([4, 20, 2], 8, [[2, 1], [0]]), ([2**20] * 4, 2**21, [[3, 2], [1, 0]]),
         ([0, 4, 4], 8, [[2, 1], [0]]),
-        ([2**20] * 4, 2**21, [[3, 2], [1, 0]]),
-        ([], 8, []),
-    ):
+    ):  # fmt: skip
         n = len(sizes)
         mistakes = {
             "begins with the first parameter, whose gradient comes last": (
                 [[n - 1 - i for i in part] for part in right]  # of sizes that read both ways
             ),
-            "has one bucket for each parameter": [[i] for i in reversed(range(n))],
             "lacks the last bucket": right[:-1],
             # Each of these two is right in one of the first cases and wrong in the other.
             "fills a bucket further that has reached the cap": [[3, 2, 1], [0]],
@@ -203,11 +196,11 @@ def ring_all_reduce(ring_all_reduce) -> None:
     ints = [(n, torch.int32, 0) for n in (7, 1, 4, 13)]
     for n, dtype, more in ((12, torch.float32, 0.5), *ints, (6, torch.int64, 2**40)):
         x = torch.arange(n, dtype=dtype) + 10 * rank + more
-        own = x.clone()
+        mine = x.clone()
         with _OnlySends() as watched:
             found = ring_all_reduce(x)
         right = (torch.arange(n, dtype=dtype) + more) * ranks + 10 * sum(range(ranks))
-        mistakes = {"is this rank's own": own, "is the average": right / ranks}
+        mistakes = {"is this rank's own": mine, "is the average": right / ranks}
         expect(f"the sum of {n} numbers", x if found is None else found, right, mistakes)
         sent, most = sum(watched.sent), 2 * (ranks - 1) * -(-n // ranks)
         if sent > most:

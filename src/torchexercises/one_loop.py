@@ -13,14 +13,14 @@ from torchexercises import Wrong, exercise, expect, graphs_of_at_most, unchanged
 def train_step(train_step) -> None:
     batches = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(2)]
 
-    def trained(step, **how):
+    def trained(step, **options):
         torch.manual_seed(1)
         net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         first = net.get_parameter("0.weight")
         before = first.detach().clone()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
         first.grad = torch.ones(8, 4)  # left over from before
-        losses = [step(net, optimizer, *batch, **how) for batch in batches]
+        losses = [step(net, optimizer, *batch, **options) for batch in batches]
         return losses, [p.detach() for p in net.parameters()], before
 
     def by_hand(net, optimizer, images, labels, empty=True, before=lambda logits: logits):
@@ -116,8 +116,8 @@ def accumulate(accumulate) -> None:
             "weighs every batch alike": by_hand(groups, lambda y, group: 1 / len(group)),
             "is what sums of the batches' losses give": by_hand(groups, lambda y, group: 1),
         }
-        said = f"with {parts} batches a step, the weight"
-        expect(said, found, by_hand(groups, share), mistakes)
+        label = f"with {parts} batches a step, the weight"
+        expect(label, found, by_hand(groups, share), mistakes)
 
 
 @exercise("07", 15, hint="scale, backward, unscale_, clip, scaler.step, scaler.update.")

@@ -48,10 +48,10 @@ def load_any_rung(load_any_rung) -> None:
     ]  # fmt: skip
     saves = {"": torch.save, ", in another order": torch.save, ", from a GPU": _save_from_gpu}
     with tempfile.TemporaryDirectory() as folder:
-        for (how, save), (net, old, new) in itertools.product(saves.items(), files):
+        for (kind, save), (net, old, new) in itertools.product(saves.items(), files):
             state = {new + k.removeprefix(old): value for k, value in net.state_dict().items()}
-            like = f"a file with keys like {next(iter(state))!r}{how}"
-            save(dict(reversed(state.items())) if "order" in how else state, f"{folder}/file.pt")
+            like = f"a file with keys like {next(iter(state))!r}{kind}"
+            save(dict(reversed(state.items())) if "order" in kind else state, f"{folder}/file.pt")
             model = copy.deepcopy(net)
             _ = [value.zero_() for value in model.state_dict().values()]
             weight = next(model.parameters())

@@ -97,7 +97,7 @@ class all_stop:
 
     def moved_there(wish, device):
         """right"""
-        wishes = [torch.zeros(1).to(device) for _ in range(dist.get_world_size())]
+        wishes = [torch.zeros(1).cuda() for _ in range(dist.get_world_size())]
         dist.all_gather(wishes, torch.full_like(wishes[0], wish))
         return max(wishes).item() > 0
 
