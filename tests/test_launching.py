@@ -570,7 +570,7 @@ def test_what_a_rank_has_started_ends_with_it(end, tmp_path):
 
 
 UNGUARDED = """
-import os, signal, time
+import os, signal, threading, time
 import torch.distributed as dist
 from torchladder.launching import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
@@ -578,6 +578,13 @@ def sleep():
     print(os.getpid())
     time.sleep(6000)
 print(launch(dist.get_rank), flush=True)
+def fork():  # while ranks run, as a loader's thread may: the child has all of the caller's pipes
+    input()
+    if os.fork() == 0:
+        os.write(1, f"{os.getpid()}\\n".encode())
+        os.close(1)
+        time.sleep(6000)
+threading.Thread(target=fork, daemon=True).start()
 while True:
     try:
         launch(sleep, show="rank0")
@@ -589,11 +596,16 @@ while True:
 def test_a_script_without_a_guard_launches_and_leaves_no_rank_if_interrupted_or_killed(tmp_path):
     (tmp_path / "script.py").write_text(UNGUARDED)
     command = [sys.executable, tmp_path / "script.py"]
-    caller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    caller = subprocess.Popen(command, **pipes, text=True)
     for before, sent in (("[0, 1]\n", signal.SIGINT), ("interrupted\n", signal.SIGKILL)):
         assert caller.stdout.readline() == before
         rank = int(caller.stdout.readline())
         assert alive(rank)
+        if sent == signal.SIGKILL:
+            print(file=caller.stdin, flush=True)
+            child = int(caller.stdout.readline())
         caller.send_signal(sent)
         wait_until(lambda rank=rank: not alive(rank))
+    os.kill(child, signal.SIGKILL)
     assert caller.communicate(timeout=HANG)[0] == ""

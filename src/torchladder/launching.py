@@ -185,7 +185,13 @@ def _keep(ranks, world_size, job, timeout, show, said, stopped) -> None:
         try:
             with STARTING, _no_main_module():
                 for rank in range(world_size):
-                    ranks.append(_start(rank, world_size, store.port, job))
+                    try:
+                        ranks.append(_start(rank, world_size, store.port, job))
+                    except FileNotFoundError as error:
+                        way_out = "is the current folder gone, or that of temporary files?"
+                        raise OSError(
+                            f"{error}: {way_out} Then restart Python elsewhere."
+                        ) from None
                     if stopped.poll():
                         raise InterruptedError
             ranks[0].live = said if show != "none" else None
@@ -574,9 +580,12 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # before the thread that kills the group once the caller is gone.
     os.setsid()
     parent = mp.parent_process()
-    assert parent is not None  # it was started by one
+    assert parent is not None and parent.pid is not None  # it was started by one
     caller = parent.sentinel
-    threading.Thread(target=_end_with_the_caller, args=(caller,), daemon=True).start()
+    ends = [caller]
+    with suppress(AttributeError, OSError):  # Linux's: who is forked from the caller has its pipes
+        ends.append(os.pidfd_open(parent.pid))
+    threading.Thread(target=_end_with_the_caller, args=(ends,), daemon=True).start()
     # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
     with suppress(ImportError, AttributeError, OSError):
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
@@ -602,7 +611,7 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
 
 
-def _end_with_the_caller(caller: int) -> None:
+def _end_with_the_caller(ends: list[int]) -> None:
     # It ended, or closed the process, all that it can do if the fork server was killed.
-    wait([caller])
+    wait(ends)
     os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
