@@ -580,7 +580,8 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # before the thread that kills the group once the caller is gone.
     os.setsid()
     parent = mp.parent_process()
-    assert parent is not None and parent.pid is not None  # it was started by one
+    assert parent is not None  # it was started by one
+    assert parent.pid is not None
     caller = parent.sentinel
     ends = [caller]
     with suppress(AttributeError, OSError):  # Linux's: who is forked from the caller has its pipes
