@@ -107,11 +107,13 @@ def test_the_ranks_have_the_callers_environment_of_today_and_share_the_cores(mon
         return str(dist.get_debug_level()), torch.get_num_threads(), os.environ.get("OF_TODAY")
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    # Of a container, say: fewer or more than the machine has.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(6), raising=False)
+    share = 3
     assert launch(seen) == [("DebugLevel.OFF", share, None)] * 2
     monkeypatch.setenv("OF_TODAY", "now")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    for text, threads in [("3", 3), ("2,1", 2), ("0", share), ("abc", share)]:
+    for text, threads in [("4", 4), ("2,1", 2), ("0", share), ("abc", share)]:
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         assert launch(seen) == [("DebugLevel.DETAIL", threads, "now")] * 2
 
