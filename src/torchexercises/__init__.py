@@ -79,19 +79,22 @@ class Exercise:
             with suppress(OSError), atomic_file(_done_file()) as file:  # may be read-only
                 Path(file).write_text(json.dumps([*done, name]))
 
-    def judge(self, *answers: object, limit: float = math.inf) -> tuple[bool, str]:
+    def judge(
+        self, *answers: object, limit: float = math.inf, show: str = "rank0"
+    ) -> tuple[bool, str]:
         """Whether the answers are right, and a sentence: what was tried, or which mistake it is.
 
-        In `limit` seconds. Bytes are pickled answers, which only the ranks unpickle.
+        In `limit` seconds. Bytes are pickled answers, which only the ranks unpickle. What they
+        print is shown as `launch` is told to.
         """
         if any(map(is_stub, answers)):
             return False, NOT_WRITTEN
         end = time.monotonic() + limit
         for ranks in self.ranks:
             left = max(0.1, end - time.monotonic())
-            limits = {"world_size": ranks, "timeout": min(TIMEOUT, left)}
+            options = {"world_size": ranks, "timeout": min(TIMEOUT, left), "show": show}
             try:  # by gloo: the cases' tensors are on the CPU
-                launch(_in_rank, self.cases, answers, **limits, backend="gloo")
+                launch(_in_rank, self.cases, answers, **options, backend="gloo")
             except (LaunchError, TimeoutError) as error:
                 before = f" (Right on {self.ranks[0]} ranks.)" * (ranks > self.ranks[0])
                 return False, _reason(error, ranks) + before

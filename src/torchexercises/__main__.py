@@ -57,7 +57,7 @@ def main() -> int:
         elif left <= 0:
             right, reason = False, f"not judged: {options.limit:g} s were over"
         else:
-            right, reason = known[name].judge(*given, limit=left)
+            right, reason = known[name].judge(*given, limit=left, show="none")
         verdicts[name] = {"right": right, "reason": reason}
         print(f"{name}: {reason}", flush=True)
     if options.out:
@@ -95,15 +95,15 @@ def load(cells: Cells, names: list[str], folder: Path, limit: float) -> tuple[di
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary, "answers.json")
         command = [sys.executable, "-m", "torchexercises.loading", str(out), *names]
-        pipes = {"stdin": subprocess.PIPE, "stdout": sys.stderr.fileno(), "text": True}
-        child = subprocess.Popen(command, **pipes, cwd=folder, start_new_session=True)
+        # What a hand-in prints might look like a verdict.
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            text=True, cwd=folder, start_new_session=True,
+        )  # fmt: skip
         try:
             child.communicate(json.dumps(cells), timeout=limit)
         except subprocess.TimeoutExpired:
-            return (
-                {},
-                f"the hand-in itself, before any call, still runs after {limit:g} s",
-            )
+            return {}, f"the hand-in itself, before any call, still runs after {limit:g} s"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)

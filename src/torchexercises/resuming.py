@@ -9,8 +9,11 @@ import stat
 import sys
 import tempfile
 import zipfile
+from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -70,7 +73,7 @@ def load_any_rung(load_any_rung) -> None:
                 load_any_rung(_net("fc", "b"), f"{folder}/odd.pt")
 
 
-@exercise("14", 15, hint="It goes by position: parameter i gets state[params[i]].")
+@exercise("14", 15, hint="It goes by position: parameter i gets state[params[i]], if there is one.")
 def optimizer_state_for(optimizer_state_for) -> None:
     old, new = _net("a", "b", "c", "unused"), _net("b")
     old["norm"], new["norm"] = nn.BatchNorm1d(2), nn.BatchNorm1d(2)  # buffers have no state
@@ -82,7 +85,8 @@ def optimizer_state_for(optimizer_state_for) -> None:
     saved, names = optimizer.state_dict(), [name for name, _ in old.named_parameters()]
     optimizer_state_for = unchanged(optimizer_state_for, "_ saved names")
     loaded = torch.optim.Adam(new.parameters(), lr=1.0)
-    loaded.load_state_dict(optimizer_state_for(new, saved, names))
+    with case("of five modules, one has no state yet and one has buffers"):
+        loaded.load_state_dict(optimizer_state_for(new, saved, names))
     expect("the optimizer's lr", loaded.param_groups[0]["lr"], 0.125)
     averages = {n: optimizer.state[p].get("exp_avg") for n, p in old.named_parameters()}
     for name, parameter in new.named_parameters():
@@ -107,13 +111,14 @@ class _Bomb:
 
 @exercise("15", 10, hint="Write beside it; os.fsync; os.replace; after an error, tidy up.")
 def save_safely(save_safely) -> None:
-    synced, moved = [], []
+    synced, moved, aside = [], [], []
 
     def noting(sync):
         def note_sync(fd):
             sync(fd)
             about = os.stat(fd)
-            synced.append(about.st_size * stat.S_ISREG(about.st_mode))
+            if stat.S_ISREG(about.st_mode):
+                synced.append(about.st_size)
 
         return note_sync
 
@@ -121,7 +126,8 @@ def save_safely(save_safely) -> None:
         if event == "os.rename":  # os.replace is one, too
             source, target = (Path(os.fsdecode(path)) for path in args[:2])
             on_disk = [size >= source.stat().st_size for size in synced]
-            moved.append((source.resolve().parent, target.exists(), on_disk))
+            move = source.resolve().parent, target.exists(), on_disk
+            (aside if source.name == "last.pt" else moved).append(move)
 
     os.fsync, os.fdatasync = noting(os.fsync), noting(getattr(os, "fdatasync", os.fsync))
     sys.addaudithook(note)
@@ -130,6 +136,8 @@ def save_safely(save_safely) -> None:
         for value, given in ((1, str(path)), (2, path)):  # the second time a file is there
             save_safely({"value": torch.tensor(value)}, given)
             expect("what was saved", torch.load(path)["value"], torch.tensor(value))
+        if aside:
+            raise Wrong("the old file has lost its name before the new one has it")
         if len(moved) < 2:
             raise Wrong("the old file is overwritten where it lies: half-written, it is lost")
         if any(parent != path.resolve().parent for parent, *_ in moved):
@@ -167,33 +175,30 @@ def _still_there(path: Path, when: str) -> None:
 def newest_whole(newest_whole) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expect("for an empty folder, what is returned", newest_whole(folder), None)
-        path = {n: Path(folder, f"step_{n}.pt") for n in (8, 9, 10, 100, 101, 102, 103)}
+        damaged = 10100, 10101, 10102, 10103
+        path = {n: Path(folder, f"step_{n}.pt") for n in (998, 999, 1000, *damaged)}
         for n, file in path.items():
             torch.save({"weights": torch.full((100,), float(n))}, file)
-        for other in ("best.pt", "step_last.pt", "step_104.pt.tmp", "old_step_105.pt"):
+        for other in ("best.pt", "step_last.pt", "step_10104.pt.tmp", "old_step_10105.pt"):
             torch.save({}, f"{folder}/{other}")
-        data = {n: bytearray(path[n].read_bytes()) for n in (100, 101, 102, 103)}
-        data[100][data[100].index(torch.tensor(100.0).numpy().tobytes() * 9)] ^= 1
-        data[103][data[103].rindex(b"PK\x01\x02") + 46] ^= 255  # of a name in the zip's directory
-        data |= {101: data[101][: len(data[101]) // 2], 102: b""}
+        data = {n: bytearray(path[n].read_bytes()) for n in damaged}
+        data[10100][data[10100].index(torch.tensor(10100.0).numpy().tobytes() * 9)] ^= 1
+        data[10103][data[10103].rindex(b"PK\x01\x02") + 46] ^= 255  # a name in the directory
+        data |= {10101: data[10101][: len(data[10101]) // 2], 10102: b""}
         for n, now in data.items():
             path[n].write_bytes(now)
-        os.utime(path[8], (2e9, 2e9))  # as if copied later
+        os.utime(path[998], (2e9, 2e9))  # as if copied later
         files = {*os.listdir(folder)}
         found = newest_whole(folder)
         expect("the list of files that are new or gone", sorted({*os.listdir(folder)} ^ files), [])
         if found and not Path(str(found)).exists():
             raise Wrong(f"{found!r} is no path to a file")
-        why = {
-            8: "which was written last",
-            9: "which comes before step 10",
-            101: "which is cut off",
-        }
-        why |= {100: "which has a changed byte", 101: "which is cut off"}
-        why[103] = "whose list of contents is damaged"
+        why = {998: "which was written last", 999: "which comes before step 1000"}
+        why |= {10100: "which has a changed byte", 10101: "which is cut off"}
+        why[10103] = "whose list of contents is damaged"
         taken = {f"is step_{n}.pt, {reason}": f"step_{n}.pt" for n, reason in why.items()}
-        expect("the file", found and Path(found).name, "step_10.pt", taken)
-        _ = [path[n].unlink() for n in (8, 9, 10)]
+        expect("the file", found and Path(found).name, "step_1000.pt", taken)
+        _ = [path[n].unlink() for n in (998, 999, 1000)]
         expect("where no file is whole, what is returned", newest_whole(folder), None)
 
 
@@ -251,14 +256,18 @@ def pack_and_unpack(pack, unpack) -> None:
     expect("the next losses", again.go_on(9), losses)
 
 
+EXCHANGES = "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_object"
+
+
 @on_ranks("15", 15, hint="The handler notes it. After each step, all_reduce it with MAX.")
 def train_until_told(train_until_told) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for first, at in ((ranks - 1, 3), (0, 0), (1, 5), (None, 9)):
+    cases = [([ranks - 1], 3), ([0], 0), ([*range(ranks)], 2), ([1], 5), ([], 9)]
+    for told, at in cases:  # a scheduler tells all ranks
         done, usual = [], signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-        def step(i, first=first, at=at, done=done):
-            if rank == first and i == at:
+        def step(i, told=told, at=at, done=done):
+            if rank in told and i == at:
                 os.kill(os.getpid(), signal.SIGTERM)
             dist.barrier()
             done.append(i)
@@ -267,8 +276,42 @@ def train_until_told(train_until_told) -> None:
             found = train_until_told(step, 6, device)
         right = min(at + 1, 6)
         if at < 5 and len(done) == 6:
-            raise Wrong(f"rank {first} was told to stop in step {at}, and all steps were done")
+            who = f"rank {told[0]} was" if len(told) == 1 else "all ranks were"
+            raise Wrong(f"{who} told to stop in step {at}, and all steps were done")
         expect("how many steps were done", len(done), right)
         expect("what is returned", found, right, {f"is the last step, {at}: count it": at})
         if signal.signal(signal.SIGTERM, usual) is not signal.SIG_IGN:
             raise Wrong("the handler that was set before is not set again at the end")
+    with as_with_nccl() as device:
+        expect("of 0 steps, what is returned", train_until_told(lambda i: None, 0, device), 0)
+        _all_leave_together(train_until_told, device)
+
+
+def _all_leave_together(train_until_told, device: torch.device) -> None:
+    """Also where a rank is told while it exchanges who was told."""
+    calls = itertools.count()
+
+    def told_meanwhile(collective):
+        def exchange(*args, **kwargs):
+            if dist.get_rank() == 1 and next(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return collective(*args, **kwargs)
+
+        return exchange
+
+    with ExitStack() as patches:
+        for name in EXCHANGES:
+            told = told_meanwhile(getattr(dist, name))
+            patches.enter_context(mock.patch.object(dist, name, told))
+        steps = train_until_told(lambda i: None, 9, device)
+    store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
+    store.set(f"left {dist.get_rank()}", str(steps))
+    try:  # the others may be waiting for this rank in a collective
+        store.wait([f"left {rank}" for rank in ranks], timedelta(seconds=5))
+    except RuntimeError:
+        raise Wrong("a rank that is told while all exchange their flags leaves alone") from None
+    expect(
+        "the steps done, by rank",
+        [int(store.get(f"left {r}")) for r in ranks],
+        [steps] * len(ranks),
+    )

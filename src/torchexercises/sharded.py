@@ -57,6 +57,8 @@ def shard_and_gather(shard, gather) -> None:
         expect(f"{label}, what is gathered", gather(piece, shape), whole, lost)
     for piece, shape, whole in earlier:  # as if an optimizer had trained it
         expect("when all pieces have doubled, the whole", gather(2 * piece, shape), 2 * whole)
+    if shard(nn.Parameter(torch.ones(ranks, 1))).grad_fn:
+        raise Wrong("the piece is in a graph, which keeps the whole parameter alive: detach it")
 
 
 @on_ranks("12", 15, hint="Which gradient does the owner need? Who knows the result?")

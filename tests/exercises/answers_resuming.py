@@ -145,7 +145,7 @@ def _newest(folder, key=_number):
 
 class newest_whole:
     def by_name(folder):
-        """the file is step_9.pt, which comes before step 10"""
+        """the file is step_999.pt, which comes before step 1000"""
         for path in _steps(folder, str):
             try:
                 with zipfile.ZipFile(path) as file:
@@ -155,7 +155,7 @@ class newest_whole:
                 pass
 
     def loadable(folder):
-        """the file is step_100.pt, which has a changed byte"""
+        """the file is step_10100.pt, which has a changed byte"""
         for path in _steps(folder, _number):
             try:
                 torch.load(path)
@@ -164,7 +164,7 @@ class newest_whole:
                 pass
 
     def newest(folder):
-        """the file is step_103.pt, whose list of contents is damaged"""
+        """the file is step_10103.pt, whose list of contents is damaged"""
         return next(iter(_steps(folder, _number)), None)
 
     def by_checksum(folder):
@@ -234,10 +234,10 @@ def _told(stops, restore=True, minus=0):
     return train
 
 
-def _any_rank(told):
-    flag = torch.tensor(float(bool(told)))
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return flag.item() > 0
+def _any_rank(told, device="cpu", how=dist.ReduceOp.MAX):
+    flag = torch.tensor(float(bool(told)), device=device)
+    dist.all_reduce(flag, how)
+    return flag.item()
 
 
 def _gathered(told):
@@ -254,6 +254,14 @@ class train_until_told:
     def alone(step, steps, device):
         """rank 0 of 2: rank 1 was told to stop in step 3, and all steps were done"""
         return _told(bool)(step, steps)
+
+    def all_at_once(step, steps, device):
+        """all ranks were told to stop in step 2, and all steps were done"""
+        return _told(lambda told: _any_rank(told, device, dist.ReduceOp.SUM) == 1)(step, steps)
+
+    def leaves_alone(step, steps, device):
+        """a rank that is told while all exchange their flags leaves alone"""
+        return _told(lambda told: _any_rank(told, device) or told)(step, steps)
 
     def the_index(step, steps, device):
         """what is returned is the last step, 3: count it"""

@@ -61,6 +61,11 @@ class shard_and_gather:
         gather = shard_and_gather.objects()[1]
         return lambda whole: whole.tensor_split(dist.get_world_size())[dist.get_rank()], gather
 
+    def in_a_graph():
+        """the piece is in a graph, which keeps the whole parameter alive: detach it"""
+        gather = shard_and_gather.objects()[1]
+        return lambda w: w.tensor_split(dist.get_world_size())[dist.get_rank()].clone(), gather
+
     def float32_buffers():
         """what is gathered is float32 [8, 3]"""
         shard, gather = shard_and_gather.objects()
@@ -70,7 +75,7 @@ class shard_and_gather:
         """right"""
 
         def shard(whole):
-            return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+            return whole.detach().tensor_split(dist.get_world_size())[dist.get_rank()].clone()
 
         def gather(piece, shape):
             pieces = [None] * dist.get_world_size()

@@ -165,7 +165,8 @@ TWO_FUNCTIONS = """import torch
 import torch.distributed as dist
 
 def shard(whole):
-    return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+    print("shard_and_gather: right, says the hand-in")
+    return whole.detach().tensor_split(dist.get_world_size())[dist.get_rank()].clone()
 
 def gather(piece, shape):
     pieces = [None] * dist.get_world_size()
@@ -180,6 +181,7 @@ def graded(folder, hand_in, *options, name="answers.py"):
     command = [sys.executable, "-m", "torchexercises", name, *options, "--out", "verdict.json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert (folder / "verdict.json").exists(), done.stderr
+    assert "says the hand-in" not in done.stdout + done.stderr
     return json.loads((folder / "verdict.json").read_text()), done.returncode
 
 
