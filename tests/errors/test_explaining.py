@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -242,7 +243,7 @@ def test_what_may_never_end_is_refused_in_a_folder_and_a_pipe_is_read_only_if_na
     for what in (["/dev/zero"], ["trace_0", "/dev/zero"]):
         assert "/dev/zero is a device" in answer(*what)[2]
     assert "no file and no entry is called trace_1" in answer("trace_0", "trace_1")[2]
-    command = f'{sys.executable} -m torchclinic explain <(cat "$1")'
+    command = f'{shlex.quote(sys.executable)} -m torchclinic explain <(cat "$1")'
     assert "module-prefix" in ran("bash", "-c", command, "bash", folder / "b.log")
 
 
