@@ -16,12 +16,12 @@ ROWS, COLUMNS, WHOLE, PART = KINDS = "Shard(0)", "Shard(1)", "Replicate()", "Par
 @exercise("11", 10, hint="Ask each parameter for its numel() and dtype. Who has a gradient?")
 def training_bytes(training_bytes) -> None:
     half, tied = nn.Linear(10, 10, bias=False).bfloat16(), nn.Linear(10, 10, bias=False)
-    frozen = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
+    frozen = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 5))
     frozen[0].requires_grad_(False)
     shared = nn.ModuleList([tied, nn.Linear(10, 10, bias=False)])
     shared[1].weight = tied.weight
     for label, net, states, right in (
-        ("a frozen layer, Adam", frozen, 2, 440 + 4 * 440),
+        ("a frozen layer, Adam", frozen, 2, 440 + 4 * 220),
         ("bfloat16, Adam", half, 2, 800), ("batch norm, SGD", nn.BatchNorm1d(10), 0, 160),
         ("a weight that two layers share, momentum", shared, 1, 1200),
         ("float32 and bfloat16, Adam", nn.Sequential(tied, half), 2, 1600 + 800),
