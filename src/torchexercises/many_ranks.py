@@ -38,7 +38,9 @@ def indices_of(indices_of) -> None:
             raise Wrong("it changes which random numbers the program draws afterwards")
         return indices
 
-    for (n, ranks), epoch in itertools.product(((10, 2), (10, 4), (7, 3), (3, 4), (2, 5)), (7, 1, 0)):
+    for (n, ranks), epoch in itertools.product(
+        ((10, 2), (10, 4), (7, 3), (3, 4), (2, 5)), (7, 1, 0)
+    ):
         label, parts = f"{n} samples on {ranks} ranks", []
         parts = [drawn(rank, ranks, n, epoch, 3) for rank in range(ranks)]
         lengths, seen = {len(part) for part in parts}, {i for part in parts for i in part}
