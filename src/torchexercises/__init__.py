@@ -21,6 +21,7 @@ import re
 import sys
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -182,9 +183,13 @@ def case(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def graphs_of_at_most(inputs: int, net: nn.Module) -> Iterator[None]:
-    """Raise `Wrong` once the graphs of more inputs of the net are kept at the same time."""
+def graphs_of_at_most(inputs: int, net: nn.Module, *, outputs: bool = False) -> Iterator[None]:
+    """Raise `Wrong` once the graphs of more inputs of the net are kept at the same time.
+
+    Or its `outputs`, without a graph too.
+    """
     calls, kept = [], {}  # for each call how many inputs, and how many tensors are kept for it
+    returned: list[weakref.ref] = []  # by each call
 
     class Kept:
         def __init__(self, tensor: torch.Tensor) -> None:
@@ -196,6 +201,10 @@ def graphs_of_at_most(inputs: int, net: nn.Module) -> Iterator[None]:
 
     def after_forward(net: nn.Module, args: tuple, output: torch.Tensor) -> None:
         alive = sum(calls[call] for call, tensors in kept.items() if tensors)
+        returned.append(weakref.ref(output))
+        held = sum(calls[call] for call, ref in enumerate(returned) if ref() is not None)
+        if outputs and held > inputs:
+            raise Wrong(f"the outputs of {held} inputs are kept at once, where {inputs} would do")
         if alive > inputs:
             raise Wrong(f"the graphs of {alive} inputs are kept at once, where {inputs} would do")
 

@@ -59,7 +59,7 @@ def evaluate(evaluate) -> None:
     for training in (True, False):
         net.train(training)
         # A loop's names keep the batch before until they get the next one.
-        with graphs_of_at_most(8, net):
+        with graphs_of_at_most(8, net, outputs=True):
             found = evaluate(net, batches)
         if found is None:
             raise Wrong("nothing is returned")
