@@ -8,10 +8,10 @@ import signal
 import stat
 import sys
 import tempfile
+import time
 import zipfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -289,11 +289,13 @@ def train_until_told(train_until_told) -> None:
 
 def _all_leave_together(train_until_told, device: torch.device) -> None:
     """Also where a rank is told while it exchanges who was told."""
-    calls = itertools.count()
+    store, rank, calls = dist.distributed_c10d._get_default_store(), dist.get_rank(), []
 
     def told_meanwhile(collective):
         def exchange(*args, **kwargs):
-            if dist.get_rank() == 1 and next(calls) == 2:
+            store.set(f"exchange {len(calls)} of rank {rank}", "")
+            calls.append(collective)
+            if rank == 1 and len(calls) == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             return collective(*args, **kwargs)
 
@@ -304,14 +306,12 @@ def _all_leave_together(train_until_told, device: torch.device) -> None:
             told = told_meanwhile(getattr(dist, name))
             patches.enter_context(mock.patch.object(dist, name, told))
         steps = train_until_told(lambda i: None, 9, device)
-    store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
-    store.set(f"left {dist.get_rank()}", str(steps))
-    try:  # the others may be waiting for this rank in a collective
-        store.wait([f"left {rank}" for rank in ranks], timedelta(seconds=5))
-    except RuntimeError:
-        raise Wrong("a rank that is told while all exchange their flags leaves alone") from None
-    expect(
-        "the steps done, by rank",
-        [int(store.get(f"left {r}")) for r in ranks],
-        [steps] * len(ranks),
-    )
+    store.set(f"left {rank}", str(steps))
+    ranks = range(dist.get_world_size())
+    for other in ranks:
+        while not store.check([f"left {other}"]):
+            if store.check([f"exchange {len(calls)} of rank {other}"]):  # it waits for this rank
+                raise Wrong("a rank that is told while all exchange their flags leaves alone")
+            time.sleep(0.01)
+    every = [int(store.get(f"left {other}")) for other in ranks]
+    expect("the steps done, by rank", every, [steps] * len(ranks))
