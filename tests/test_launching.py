@@ -136,6 +136,15 @@ def test_data_loader_workers_of_a_rank_start_as_the_callers_and_end_with_it():
         mp.set_start_method(method, force=True)
 
 
+def test_a_folder_that_is_gone_is_named_as_the_reason(tmp_path):
+    program = "import os; from torchladder.launching import launch; launch(int, show='none')\n"
+    program += "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); launch(print, show='none')"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 1
+    assert "is the current folder gone, or that of temporary files?" in done.stderr
+
+
 def test_threads_launch_at_one_time_and_the_main_module_stays_what_it_is():
     main = sys.modules["__main__"]
     with ThreadPoolExecutor() as pool:
