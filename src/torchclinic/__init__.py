@@ -18,6 +18,13 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def simulate_gpus(count: int = 2, **options) -> None:
+    """See :func:`torchclinic.simulated_gpus.simulate_gpus`."""
+    from torchclinic import simulated_gpus
+
+    simulated_gpus.simulate_gpus(count, **options)
+
+
 def load_ipython_extension(shell) -> None:
     """``%load_ext torchclinic``: a line under each traceback names its entry in the catalogue."""
     from torchclinic.errors.tracebacks import watch

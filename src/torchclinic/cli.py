@@ -1,4 +1,4 @@
-"""The command ``torchclinic``: ``doctor``, ``explain``, ``inspect`` and ``fix``."""
+"""The command ``torchclinic``: ``doctor``, ``explain``, ``inspect``, ``fix`` and ``simulate``."""
 
 import argparse
 import importlib
@@ -90,6 +90,16 @@ def _parser() -> argparse.ArgumentParser:
         help="with --distributed: how long a rank may take to answer (60)")  # fmt: skip
     add("--program", metavar="PATH", help="with --distributed: a file or folder, such as the"
         " training program, that must be alike on all hosts")  # fmt: skip
+
+    two = "torchclinic simulate 2 torchrun --standalone --nproc-per-node=2 train.py"
+    add = command("simulate", _simulate, "run a command with GPUs that are not there", two)
+    add("count", type=int, help="how many GPUs, 1 to 16")
+    add("--name", default="Tesla T4", help="what they are called; (simulated) is added")
+    add("--capability", default=7.5, type=float, help="such as 8.0; below that, no bf16 (7.5)")
+    add("--memory", default=15_843_721_216, type=float, metavar="BYTES",
+        help="of each: more is out of memory (15.8e9)")  # fmt: skip
+    add("--with-real-gpu", action="store_true", help="simulate though a real GPU is there")
+    add("program", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what to run")
     return parser
 
 
@@ -237,3 +247,26 @@ def find_problems() -> Iterator[str]:
             f"/dev/shm has {free / 1e6:.0f} MB left, which data loader workers may exceed "
             "(bus error): use workers=0, or start the container with --shm-size=2g."
         )
+
+
+# --- simulate -----------------------------------------------------------------------------------
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    """Run a command that sees simulated GPUs, and all that it starts: is the program right about
+    where each tensor is? It says nothing about speed.
+    """
+    from torchclinic.simulated_gpus import describe, inherited
+
+    if not options.program:
+        raise UserError("Give the command to run: torchclinic simulate 2 python train.py")
+    major, minor = str(options.capability).split(".")
+    settings = describe(
+        options.count, name=options.name, capability=(int(major), int(minor)),
+        memory=options.memory, with_real_gpu=options.with_real_gpu,
+    )  # fmt: skip
+    sys.stdout.flush()
+    try:
+        os.execvpe(options.program[0], options.program, os.environ | inherited(settings))
+    except OSError as error:
+        raise UserError(f"{options.program[0]}: {error.strerror}.") from error

@@ -1,0 +1,105 @@
+"""GPUs on a machine that has none: is a program right about *where*? Never about speed.
+
+Every tensor stays in the CPU's memory and every kernel is the CPU's, so values are right; its
+storage carries the number of a GPU, and PyTorch's own errors are raised where devices meet.
+
+| simulated | not simulated |
+|---|---|
+| where each tensor is, and the errors of mixed devices | speed, and how much overlaps |
+| copies, views, `.data`, state dicts, `torch.save`, `map_location` | CUDA's own rounding |
+| `nn.DataParallel`, DDP, FSDP2, DTensor, DCP; `nccl`, which gloo carries | NCCL's hangs and limits |
+| memory as the sum of storages, out of memory at a limit | fragmentation, the context's memory |
+| generators of each GPU, reproducible | CUDA's own random numbers |
+| streams and events, in which all has happened | races between streams |
+| autocast and the scaler, with the CPU's list of operations | kernels that a GPU lacks |
+| `CUDA_VISIBLE_DEVICES`, a forked process that must not use CUDA | `torch.compile`: it runs eagerly |
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torchclinic import OLDEST_TORCH, UserError
+
+VARIABLE = "TORCHCLINIC_SIMULATED_GPUS"
+FOLDER = str(Path(__file__).parent / "inherited")
+T4 = {"name": "Tesla T4", "capability": (7, 5), "memory": 15_843_721_216}
+
+
+def simulate_gpus(count: int = 2, *, with_real_gpu: bool = False, **gpu: Any) -> None:
+    """Have this process and all that it starts see `count` simulated GPUs, for good.
+
+    Parameters
+    ----------
+    count
+        How many GPUs, 1 to 16.
+    with_real_gpu
+        Simulate though this machine has a GPU.
+    **gpu
+        What each of them is: `name` ("Tesla T4"), `capability` ((7, 5)) and `memory` in bytes
+        (15.8e9). The name always ends in "(simulated)".
+
+    Raises
+    ------
+    UserError
+        If `count` is no such number, if other GPUs are simulated here already or a real one is
+        there, on Windows, and on a PyTorch older than 2.10.
+
+    Examples
+    --------
+    >>> import torchclinic
+    >>> torchclinic.simulate_gpus(2)  # doctest: +SKIP
+    >>> torch.ones(3, device="cuda:1")  # doctest: +SKIP
+    tensor([1., 1., 1.], device='cuda:1')
+    """
+    settings = describe(count, with_real_gpu=with_real_gpu, **gpu)
+    before = os.environ.get(VARIABLE, settings)
+    if before != settings:
+        raise UserError(f"Other GPUs are simulated here already: {before}. Restart Python first.")
+    install(settings)
+    os.environ |= inherited(settings)
+
+
+def describe(count: int, **gpu: Any) -> str:
+    """The GPUs as one line of JSON, checked."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 16:
+        raise UserError(f"{count!r} GPUs cannot be simulated: give a number from 1 to 16.")
+    if sys.platform == "win32":
+        raise UserError("GPUs are simulated on Linux and macOS only; on Windows, use WSL.")
+    if unknown := gpu.keys() - T4.keys() - {"with_real_gpu"}:
+        raise TypeError(f"simulate_gpus() got an unexpected keyword argument {min(unknown)!r}")
+    return json.dumps({"count": count} | T4 | gpu)
+
+
+def inherited(settings: str) -> dict[str, str]:
+    """What the environment of a process has to hold for simulated GPUs."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [FOLDER, *(path for path in paths if path and path != FOLDER)]
+    return {VARIABLE: settings, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def install(settings: str) -> None:
+    """Simulate in this process what `settings` describes; a second time changes nothing."""
+    import torch
+
+    from torchclinic.simulated_gpus import cuda, parallel, placing, tensors
+
+    if placing.ALL:
+        return
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        raise UserError(f"GPUs are simulated for torch 2.10 and newer, not {torch.__version__}.")
+    gpu = json.loads(settings)
+    if not gpu.pop("with_real_gpu", False) and torch.cuda.is_available():
+        raise UserError(
+            "This machine has a real GPU. Use it, or hide it with CUDA_VISIBLE_DEVICES='', or "
+            "simulate all the same: with_real_gpu=True, or torchclinic simulate --with-real-gpu."
+        )
+    name, capability = f"{gpu['name']} (simulated)", tuple(gpu["capability"])
+    for _ in range(gpu["count"]):
+        placing.ALL.append(placing.GPU(name, capability, int(gpu["memory"])))
+    cuda.simulate_cuda()
+    parallel.simulate_data_parallel()
+    parallel.simulate_nccl()
+    tensors.simulate_tensors()

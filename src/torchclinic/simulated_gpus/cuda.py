@@ -1,0 +1,315 @@
+"""`torch.cuda` and `torch.accelerator`: PyTorch's own Python, over answers in place of a driver."""
+
+import os
+import time
+import types
+import warnings
+from typing import Any
+
+import torch
+
+from torchclinic.simulated_gpus.placing import ALL, GPUS, checked, current, device_at, here
+
+settled: list[bool] = []  # whether CUDA has been used
+SLOW = "These GPUs are simulated: the time is the CPU's, and says nothing about a GPU."
+
+
+class Stream:
+    """Everything in it has happened when the next line runs."""
+
+    device_type = 1  # CUDA's
+
+    def __init__(self, device=None, priority=0, stream_id=None, device_index=None, **_):
+        if device_index is None:
+            device_index = torch.cuda._utils._get_device_index(device, optional=True)
+        self.device_index, self.priority = checked(device_index), priority
+        self.stream_id = self.cuda_stream = id(self) if stream_id is None else stream_id
+        self.device = device_at(device_index)
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and hash(self) == hash(other)
+
+    def __hash__(self):
+        return hash((self.device_index, self.stream_id))
+
+    def __enter__(self):
+        self._inside = torch.cuda.stream(self)
+        self._inside.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._inside.__exit__(*error)
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        pass
+
+    def wait_stream(self, stream):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+    def is_capturing(self):
+        return False
+
+
+class Event:
+    """The CPU's time when it was recorded."""
+
+    def __init__(self, device=None, enable_timing=False, **_):
+        self.enable_timing, self.recorded = enable_timing, None
+
+    def record(self, stream=None):
+        self.recorded = time.perf_counter()
+
+    def wait(self, stream=None):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end_event):
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        warnings.warn(SLOW, stacklevel=2)
+        return 1000 * (end_event.recorded - self.recorded)
+
+
+class Generator(torch.Generator):
+    """A generator that says it is a GPU's."""
+
+    def __new__(cls, device="cpu"):
+        device = torch.device(device)
+        index = current() if device.index is None else device.index
+        made = super().__new__(cls, "cpu" if device.type == "cuda" else device)
+        made.place = torch.device("cuda", checked(index)) if device.type == "cuda" else device
+        return made
+
+    def __init__(self, device="cpu"):
+        pass
+
+    @property
+    def device(self):
+        return self.place
+
+
+class Properties(types.SimpleNamespace):
+    """What `get_device_properties` returns."""
+
+    def __repr__(self):
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def set_device(index: int) -> None:
+    if index >= 0:
+        here.index = checked(index)
+
+
+def exchange_device(index: int) -> int:
+    before = current()
+    set_device(index)
+    return before
+
+
+def properties(index: int) -> Properties:
+    gpu = GPUS[checked(index)]
+    major, minor = gpu.capability
+    return Properties(
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        total_memory=gpu.memory,
+        multi_processor_count=40,
+        warp_size=32,
+        max_threads_per_multi_processor=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        L2_cache_size=4 << 20,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+        uuid=f"GPU-simulated-{index}",
+    )
+
+
+def count() -> int:
+    """What CUDA's first call fixes: the GPUs are those that are visible now."""
+    if not settled:
+        settled.append(True)
+        visible = torch.cuda._parse_visible_devices()[: torch.cuda._device_count_nvml()]
+        GPUS[:] = [ALL[int(index)] for index in visible]
+        for index, gpu in enumerate(GPUS):
+            gpu.generator.place = torch.device("cuda", index)
+    return len(GPUS)
+
+
+def start() -> None:
+    if not count():
+        raise RuntimeError("No CUDA GPUs are available")
+    torch.cuda.default_generators = tuple(gpu.generator for gpu in GPUS)
+    torch.cuda._get_device_properties = properties
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def memory_stats(index: int) -> dict:
+    gpu = GPUS[checked(index)]
+    kinds = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes")
+    kinds += ("inactive_split_bytes", "allocation", "segment", "active", "inactive_split")
+    empty = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+    pools = ("all", "large_pool", "small_pool")
+    stats: dict[str, Any] = {kind: {pool: dict(empty) for pool in pools} for kind in kinds}
+    for kind in ("allocated_bytes", "active_bytes", "requested_bytes"):
+        stats[kind]["all"] |= {"current": gpu.allocated(), "peak": gpu.peak}
+    stats["reserved_bytes"]["all"] |= {"current": gpu.kept, "peak": gpu.kept}
+    stats["allocation"]["all"] |= {"current": len(gpu.used)}
+    counts = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc")
+    return (
+        stats
+        | {"oversize_allocations": dict(empty), "oversize_segments": dict(empty)}
+        | {count: 0 for count in (*counts, "num_device_free", "max_split_size")}
+    )
+
+
+def reset_peak(index: int) -> None:
+    GPUS[checked(index)].peak = GPUS[index].allocated()
+
+
+def empty_cache() -> None:
+    for gpu in GPUS:
+        gpu.kept = -(-gpu.allocated() // (2 << 20)) * (2 << 20)
+
+
+def memory_info(index: int) -> tuple[int, int]:
+    gpu = GPUS[checked(index)]
+    return gpu.memory - gpu.kept, gpu.memory
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+def current_stream(index: int) -> tuple[int, int, int]:
+    return getattr(here, "streams", {}).get(index, 0), index, 1
+
+
+def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
+    here.streams = {**getattr(here, "streams", {}), device_index: stream_id}
+    set_device(device_index)
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def of_this(function: Any) -> Any:
+    return lambda index=None: function(current() if index is None else int(index))
+
+
+def simulate_cuda() -> None:
+    c, cuda, forked = torch._C, torch.cuda, []
+    os.register_at_fork(after_in_child=lambda: forked.append(cuda._initialized))
+    cuda._is_in_bad_fork = c._cuda_isInBadFork = lambda: any(forked)
+    cuda._is_compiled = lambda: True
+    cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=memory_info)
+    cuda._CudaDeviceProperties = c._CudaDeviceProperties = Properties
+    cuda._exchange_device = cuda._maybe_exchange_device = exchange_device
+    cuda._raw_device_count_nvml = lambda: len(ALL)
+    both = {
+        "exchangeDevice": exchange_device,
+        "maybeExchangeDevice": exchange_device,
+        "emptyCache": empty_cache,
+        "emptyHostCache": nothing,
+    }
+    answers = {
+        f"_{kind}_{name}": answer
+        for kind in ("cuda", "accelerator")
+        for name, answer in both.items()
+    }
+    answers |= {
+        "_cuda_init": start,
+        "_cuda_getDeviceCount": count,
+        "_cuda_getDevice": current,
+        "_cuda_setDevice": set_device,
+        "_cuda_hasPrimaryContext": lambda index: cuda.is_initialized(),
+        "_cuda_canDeviceAccessPeer": lambda one, other: False,
+        "_cuda_getArchFlags": lambda: " ".join("sm_%d%d" % gpu.capability for gpu in GPUS[:1]),
+        "_cuda_getCompiledVersion": lambda: 12080,
+        "_cuda_synchronize": nothing,
+        "_cuda_ipc_collect": nothing,
+        "_cuda_sleep": nothing,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_getCurrentStream": current_stream,
+        "_cuda_getCurrentRawStream": lambda index: current_stream(index)[0],
+        "_cuda_getDefaultStream": lambda index: (0, index, 1),
+        "_cuda_setStream": set_stream,
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_setMemoryFraction": nothing,
+        "_cuda_record_memory_history": nothing,
+        "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
+        "_get_accelerator": lambda *_: torch.device("cuda"),
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_getDeviceIndex": current,
+        "_accelerator_setDeviceIndex": set_device,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceStats": memory_stats,
+        "_accelerator_getMemoryInfo": memory_info,
+        "_accelerator_resetPeakStats": reset_peak,
+        "_accelerator_resetAccumulatedStats": nothing,
+        "_accelerator_synchronizeDevice": nothing,
+        "_accelerator_getStream": lambda index: cuda.current_stream(index),
+        "_accelerator_setStream": lambda stream: cuda.set_stream(stream),
+    }
+    for name, answer in answers.items():
+        setattr(c, name, answer)
+    for module in (cuda, cuda.streams, torch):
+        module.Stream, module.Event = Stream, Event
+    torch.Generator = Generator
+    for gpu in ALL:
+        gpu.generator = Generator("cpu")
+    torch.backends.cuda.is_built = lambda: True
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    simulate_autocast()
+
+
+def simulate_autocast() -> None:
+    """`autocast("cuda")` is the CPU's, whose list of operations is a little different."""
+    names = (
+        "set_autocast_enabled",
+        "is_autocast_enabled",
+        "set_autocast_dtype",
+        "get_autocast_dtype",
+    )
+    for name in names:
+        real = getattr(torch, name)
+
+        def for_cpu(*args, real=real):
+            if not args or isinstance(args[0], bool):
+                args = ("cpu", *args)
+            return real("cpu" if args[0] == "cuda" else args[0], *args[1:])
+
+        setattr(torch, name, for_cpu)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)

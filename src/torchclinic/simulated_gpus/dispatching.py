@@ -1,0 +1,207 @@
+"""Each operation runs on the CPU, and its result is where its inputs are, or PyTorch's error."""
+
+import re
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchclinic.simulated_gpus import parallel
+from torchclinic.simulated_gpus.placing import (
+    ANYWHERE,
+    GPUS,
+    device_at,
+    gpu_in,
+    gpu_of,
+    here,
+    put,
+    real_device,
+    storage_of,
+)
+
+COPIES = {"copy_", "_to_copy", "_copy_from", "set_", "_foreach_copy_", "copy"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+INDEXING |= {"_unsafe_index_put"}
+STRUCTURED = {"addmm", "addmv", "baddbmm", "bmm", "cat", "gather", "index_add", "mm"}
+STRUCTURED |= {"nll_loss_forward", "nll_loss_backward"}
+CPU = torch.device("cpu")
+NONE = torch._C._disabled_torch_dispatch_impl
+
+
+class Places(TorchDispatchMode):
+    """Every operation of the process passes here."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(
+            kind.__torch_dispatch__ is not NONE for kind in types
+        ):  # a DTensor, a fake tensor: what they do with their parts comes here again
+            return NotImplemented
+        kwargs = dict(kwargs or {})
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        device = kwargs.get("device")
+        if any(real_device(t).type != "cpu" for t in tensors) and device is None:
+            return func(*args, **kwargs)
+        if device is not None and device.type not in ("cpu", "cuda"):
+            return func(*args, **kwargs)
+        if func.namespace == "c10d":
+            parallel.check(args, tensors)
+        gpu = place(func, args, tensors, device)
+        if device is not None:
+            kwargs["device"] = CPU
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        try:
+            results = drawn(func, args, kwargs, gpu) if is_random(func) else func(*args, **kwargs)
+        except RuntimeError as error:
+            size = re.search(r"CPUAllocator: can't allocate memory.* (\d+) bytes", str(error))
+            if size and gpu not in (None, ANYWHERE):
+                GPUS[gpu].hold(0, int(size[1]), gpu)
+            raise
+        if gpu is not None:
+            label(func, results, gpu)
+        return results
+
+
+def place(func: Any, args: Any, tensors: list, device: torch.device | None) -> int | None:
+    """Where the results of `func` are; every tensor that may join is there afterwards, too."""
+    asked = getattr(here, "asked", ANYWHERE)
+    if device is not None and device.type == "cuda":
+        return gpu_in(device)
+    if not tensors or (device is not None and asked != ANYWHERE):
+        return asked
+    name = func._opname
+    if device is not None or name in COPIES:  # C++ sees a CPU tensor and asks for the same device
+        join(tensors, gpu_of(tensors[0]) if gpu_of(tensors[0]) != ANYWHERE else gpu_of(tensors[-1]))
+        return gpu_of(tensors[0])
+    known = [(t, gpu_of(t)) for t in tensors]
+    known = [(t, gpu) for t, gpu in known if gpu != ANYWHERE]
+    if not known:
+        return ANYWHERE
+    if name in INDEXING:
+        return indexed(args, tensors, known)
+    meeting = [(t, gpu) for t, gpu in known if t.dim() or gpu is not None] or known
+    places = {gpu for _, gpu in meeting}
+    if len(places) > 1 and func.namespace == "aten" and not name.startswith("_foreach"):
+        raise mismatch(func, args, meeting)
+    join(tensors, meeting[0][1])
+    return meeting[0][1]
+
+
+def join(tensors: list, gpu: int | None) -> None:
+    for tensor in tensors:
+        if gpu_of(tensor) == ANYWHERE:
+            put(storage_of(tensor), gpu)
+
+
+def indexed(args: Any, tensors: list, known: list) -> int | None:
+    own = gpu_of(args[0])
+    own = known[0][1] if own == ANYWHERE else own
+    for index in tree_leaves(args[1]):
+        if isinstance(index, torch.Tensor) and gpu_of(index) not in (None, own, ANYWHERE):
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"({device_at(own)})"
+            )
+    for value in args[2:3]:
+        if isinstance(value, torch.Tensor) and value.dim() and gpu_of(value) not in (own, ANYWHERE):
+            raise two_devices([(args[0], own), (value, gpu_of(value))])
+    join(tensors, own)
+    return own
+
+
+def label(func: Any, results: Any, gpu: int) -> None:
+    for result, is_new in zip(
+        results if isinstance(results, tuple) else (results,), new_results(func), strict=False
+    ):
+        for tensor in tree_leaves(result) if is_new else ():
+            if isinstance(tensor, torch.Tensor) and real_device(tensor).type == "cpu":
+                put(storage_of(tensor), gpu)
+
+
+@cache
+def new_results(func: Any) -> list[bool]:
+    return [result.alias_info is None for result in func._schema.returns]
+
+
+# --- random numbers -----------------------------------------------------------------------------
+
+
+@cache
+def is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def drawn(func: Any, args: Any, kwargs: dict, gpu: int | None) -> Any:
+    """What a GPU draws comes from its own generator, and leaves the CPU's alone."""
+    if gpu is None or gpu == ANYWHERE or kwargs.get("generator") is not None:
+        return func(*args, **kwargs)
+    cpu, own = torch.default_generator, GPUS[gpu].generator
+    before = cpu.get_state()
+    cpu.set_state(own.get_state())
+    try:
+        return func(*args, **kwargs)
+    finally:
+        own.set_state(cpu.get_state())
+        cpu.set_state(before)
+
+
+# --- PyTorch's own words ------------------------------------------------------------------------
+
+
+def mismatch(func: Any, args: Any, meeting: list) -> RuntimeError:
+    name = func._opname
+    if name in ("convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"):
+        (x, x_gpu), (w, w_gpu) = meeting[:2]
+        if x_gpu == w_gpu:
+            (w, w_gpu), kind = meeting[2], "bias"
+        else:
+            kind = "weight"
+        if None in (x_gpu, w_gpu):
+            extra = (
+                f" or input should be a MKLDNN tensor and {kind} is a dense tensor"
+                if x_gpu is None
+                else ""
+            )
+            return RuntimeError(
+                f"Input type ({x.type()}) and {kind} type ({w.type()}) should be the same{extra}"
+            )
+        return RuntimeError(
+            f"Expected tensor for argument #1 'input' to have the same device as tensor for "
+            f"argument #2 '{kind}'; but device {x_gpu} does not equal {w_gpu} (while checking "
+            "arguments for cudnn_convolution)"
+        )
+    if name == "equal":
+        a, b = (device_at(gpu) for _, gpu in meeting)
+        return RuntimeError(f"Cannot compare two tensors on different devices. Got: {a} and {b}")
+    if torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags:
+        return two_devices(meeting)
+    if name == "mkldnn_rnn_layer":
+        x, weight = (device_at(gpu) for _, gpu in meeting[:2])
+        return RuntimeError(
+            "Input and parameter tensors are not at the same device, found input tensor at "
+            f"{x} and parameter tensor at {weight}"
+        )
+    first = device_at(meeting[0][1])
+    odd, there = next((t, device_at(gpu)) for t, gpu in meeting if device_at(gpu) != first)
+    argument = next(
+        (a.name for a, value in zip(func._schema.arguments, args, strict=False) if value is odd),
+        "tensors",
+    )
+    if name == "embedding":  # which CUDA does by another operation
+        name, argument = "index_select", {"indices": "index"}.get(argument, "self")
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but got {argument} is on {there}, "
+        f"different from other tensors on {first} (when checking argument in method "
+        f"wrapper_CUDA_{'' if name in STRUCTURED else '_'}{name})"
+    )
+
+
+def two_devices(meeting: list) -> RuntimeError:
+    gpu = next(device_at(gpu) for _, gpu in meeting if gpu is not None)
+    other = next(device_at(other) for _, other in meeting if device_at(other) != gpu)
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{gpu} and {other}!"
+    )

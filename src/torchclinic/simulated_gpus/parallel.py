@@ -1,0 +1,103 @@
+"""NCCL's groups, whose messages gloo carries; and what `nn.DataParallel` asks C++ for."""
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+
+from torchclinic.simulated_gpus.placing import ANYWHERE, gpu_of
+
+only_cuda: set[str] = set()  # names of the groups without a backend for the CPU
+
+
+def check(args: Any, tensors: list) -> None:
+    """Refuse a CPU tensor where no backend of the group could send it."""
+    if not only_cuda or all(gpu_of(tensor) is not None for tensor in tensors):
+        return
+    from torch._C._distributed_c10d import ProcessGroup
+
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            if ProcessGroup.unbox(arg).group_name in only_cuda:
+                raise RuntimeError("No backend type associated with device type cpu")
+
+
+def simulate_nccl() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    make = c10d._new_process_group_helper
+    parameters = inspect.signature(make)
+
+    @functools.wraps(make)
+    def with_gloo(*args, **kwargs):
+        given = parameters.bind(*args, **kwargs)
+        backend = str(given.arguments.get("backend") or "undefined")
+        config = c10d.BackendConfig(c10d.Backend(backend))
+        devices = config.get_device_backend_map()
+        if "nccl" not in devices.values():
+            return make(*args, **kwargs)
+        given.arguments |= {"backend": "cpu:gloo,cuda:gloo", "device_id": None}
+        given.arguments.pop("backend_options", None)
+        given.arguments.pop("pg_options", None)
+        made = make(*given.args, **given.kwargs)
+        group = made[0]
+        if group in c10d._world.pg_map:
+            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
+            c10d._world.pg_backend_config[group] = str(config)
+            if "cpu" not in devices:
+                only_cuda.add(group.group_name)
+        return made
+
+    c10d._new_process_group_helper = with_gloo
+    c10d.is_nccl_available = dist.is_nccl_available = lambda: True
+    choose = c10d._get_object_coll_device
+
+    def where_objects_go(group=None):
+        group = group or c10d._get_default_group()
+        return "cuda" if group.group_name in only_cuda else choose(group)
+
+    c10d._get_object_coll_device = where_objects_go
+
+
+def simulate_data_parallel() -> None:
+    c = torch._C
+
+    def at(index: int) -> torch.device:
+        return torch.device("cpu") if index == -1 else torch.device("cuda", index)
+
+    def broadcast(tensor, devices):
+        return [tensor.to(at(index)) for index in devices]
+
+    def scatter(tensor, devices, sizes=None, dim=0, streams=None):
+        parts = tensor.split(sizes, dim) if sizes else tensor.chunk(len(devices), dim)
+        return [
+            part.contiguous().to(at(index)) for part, index in zip(parts, devices, strict=False)
+        ]
+
+    c._broadcast = broadcast
+    c._broadcast_coalesced = lambda tensors, devices, size: [
+        [tensor.to(at(index)) for tensor in tensors] for index in devices
+    ]
+    c._scatter = scatter
+    c._gather = lambda tensors, dim, index: torch.cat([t.to(at(index)) for t in tensors], dim)
+    torch.cuda.nccl.is_available = lambda tensors: False
+    group = getattr(c, "_group_tensors_by_device_and_dtype", None)
+    if group is not None:
+        c._group_tensors_by_device_and_dtype = functools.partial(by_device, group)
+
+
+def by_device(group: Any, lists: list, with_indices: bool = False) -> dict:
+    """Group as `group` does, each simulated device for itself."""
+    devices = [tensor.device for tensor in lists[0]]
+    groups = {}
+    for device in dict.fromkeys(devices):
+        chosen = [i for i, other in enumerate(devices) if other == device]
+        parts = [[one[i] for i in chosen] if one else [] for one in lists]
+        for (_, dtype), (tensors, indices) in group(parts, with_indices).items():
+            groups[device, dtype] = (tensors, [chosen[i] for i in indices])
+    return groups

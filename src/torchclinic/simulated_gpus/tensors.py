@@ -1,0 +1,294 @@
+"""What Python asks tensors, storages and factories about devices, answered from where they are."""
+
+import functools
+import threading
+from typing import Any
+
+import torch
+from torch.overrides import (
+    _get_current_function_mode_stack,
+    handle_torch_function,
+    has_torch_function_unary,
+)
+from torch.utils._device import DeviceContext, _device_constructors
+
+from torchclinic.simulated_gpus.dispatching import Places
+from torchclinic.simulated_gpus.placing import (
+    ANYWHERE,
+    GPUS,
+    asking,
+    current,
+    device_at,
+    device_of,
+    gpu_in,
+    gpu_of,
+    put,
+    real_device,
+    storage_of,
+)
+
+Tensor, UntypedStorage = torch.Tensor, torch.UntypedStorage
+REAL = {name: getattr(Tensor, name) for name in ("to", "numpy", "type", "copy_", "is_pinned")}
+
+
+def is_fake(tensor: Any = None) -> bool:
+    """Whether FakeTensorMode is at work, which knows devices itself."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def overridable(method: Any) -> Any:
+    """As PyTorch's own methods, hand it to subclasses and modes first: they would call it again."""
+
+    @functools.wraps(method)
+    def call(self, *args, **kwargs):
+        if has_torch_function_unary(self):
+            return handle_torch_function(call, (self,), self, *args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+# --- copies -------------------------------------------------------------------------------------
+
+
+class ToCopy(torch.autograd.Function):
+    """A copy whose gradient goes back to where it came from."""
+
+    @staticmethod
+    def forward(ctx, tensor, gpu, options):
+        ctx.back = gpu_of(tensor), {"dtype": tensor.dtype}
+        return copied(tensor, gpu, options)
+
+    @staticmethod
+    def backward(ctx, grad):
+        gpu, options = ctx.back
+        return copied(grad, gpu, options), None, None
+
+
+def copied(tensor: Tensor, gpu: int | None, options: dict) -> Tensor:
+    with asking(gpu):
+        return REAL["to"](tensor, device="cpu", copy=True, **options)
+
+
+def moved(tensor: Tensor, gpu: int | None, **options: Any) -> Tensor:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return ToCopy.apply(tensor, gpu, options)
+    return copied(tensor, gpu, options)
+
+
+def to(self, *args, **kwargs):
+    inside = hasattr(type(self), "__tensor_flatten__")
+    if is_fake() or inside or real_device(self).type != "cpu":
+        return REAL["to"](self, *args, **kwargs)
+    copy = kwargs.pop("copy", False)
+    other = args[0] if args else kwargs.pop("other", None)
+    if isinstance(other, Tensor):
+        args = (other.device, other.dtype, *args[1:])
+    device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+    if device is not None and device.type not in ("cpu", "cuda"):
+        return REAL["to"](self, *args, copy=copy, **kwargs)
+    gpu = gpu_of(self) if device is None else gpu_in(device)
+    options = {"dtype": dtype or self.dtype}
+    options |= {} if layout is None else {"memory_format": layout}
+    same_layout = layout in (None, torch.preserve_format) or self.is_contiguous(
+        memory_format=layout
+    )
+    if not copy and gpu == gpu_of(self) and options["dtype"] == self.dtype and same_layout:
+        return self
+    return moved(self, gpu, **options)
+
+
+def cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
+    index = torch.device("cuda", current()) if device is None else device
+    index = torch.device("cuda", index) if isinstance(index, int) else torch.device(index)
+    if index.type != "cuda":
+        raise RuntimeError(f"Invalid device, must be cuda device, but got {index}")
+    return self.to(index, memory_format=memory_format)
+
+
+def cpu(self, memory_format=torch.preserve_format):
+    return self.to("cpu", memory_format=memory_format)
+
+
+def copy_(self, source, non_blocking=False):
+    if gpu_of(self) != gpu_of(source) and not is_fake() and real_device(source).type == "cpu":
+        source = moved(source, gpu_of(self))
+    return REAL["copy_"](self, source, non_blocking)
+
+
+# --- questions ----------------------------------------------------------------------------------
+
+
+def numpy(self, *, force=False):
+    if self.is_cuda and not force:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
+            "the tensor to host memory first."
+        )
+    return REAL["numpy"](self, force=force)
+
+
+def type_(self, dtype=None, non_blocking=False, **kwargs):
+    if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+        return self.cuda().type(dtype.replace(".cuda", ""))
+    if dtype is not None or not self.is_cuda:
+        return REAL["type"](self, dtype, non_blocking, **kwargs)
+    return REAL["type"](self).replace("torch.", "torch.cuda.")
+
+
+def pin_memory(self, device=None):
+    if self.is_cuda:
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+    pinned = self if self.is_pinned() else self.clone()
+    storage_of(pinned).simulated_pin = True
+    return pinned
+
+
+def is_pinned(self, device=None):
+    return getattr(storage_of(self), "simulated_pin", False)
+
+
+def set_grad(self, grad):
+    if grad is not None and grad.device != self.device:
+        raise RuntimeError(
+            "attempting to assign a gradient with device type '{}' to a tensor with device type "
+            "'{}'. Please ensure that the gradient and the tensor are on the same device".format(
+                grad.device.type, self.device.type
+            )
+            if grad.device.type != self.device.type
+            else f"attempting to assign a gradient located on device with index "
+            f"{grad.device.index} to a tensor located on device with index {self.device.index}. "
+            "Please ensure that the gradient and the tensor are on the same device"
+        )
+    torch._C.TensorBase.grad.__set__(self, grad)
+
+
+# --- factories ----------------------------------------------------------------------------------
+
+
+def placed(make: Any, tensor_method: bool = False) -> Any:
+    """The factory `make`, whose result is on the device that is asked for."""
+
+    @functools.wraps(make)
+    def make_there(*args, **kwargs):
+        device = kwargs.get("device")
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        if is_fake() or (device is None and (tensor_method or source is not None)):
+            return make(*args, **kwargs)
+        device = default_device() if device is None else device
+        if not isinstance(device, int) and torch.device(device).type not in ("cpu", "cuda"):
+            return make(*args, **kwargs)
+        gpu, generator = gpu_in(device), kwargs.get("generator")
+        if generator is not None and generator.device.type != device_at(gpu).type:
+            raise RuntimeError(
+                f"Expected a '{device_at(gpu).type}' device type for generator but found "
+                f"'{generator.device.type}'"
+            )
+        if kwargs.pop("pin_memory", False):
+            return make(*args, **kwargs).pin_memory()
+        with asking(gpu):
+            result = make(*args, **{**kwargs, "device": "cpu"})
+        if gpu_of(result) == gpu:
+            return result
+        if source is None:  # C++ made it where no mode looks
+            put(storage_of(result), gpu)
+            return result
+        needs_grad = kwargs.get("requires_grad", False)
+        return moved(result.detach(), gpu).requires_grad_(needs_grad)
+
+    return make_there
+
+
+def default_device() -> torch.device:
+    """What `with torch.device(...)` and `set_default_device` say."""
+    modes = reversed(_get_current_function_mode_stack())
+    return next((m.device for m in modes if isinstance(m, DeviceContext)), torch.device("cpu"))
+
+
+def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+    dtype, device = dtype or self.dtype, device or self.device
+    return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+# --- storages -----------------------------------------------------------------------------------
+
+real_storage_device: Any = UntypedStorage.__dict__.get("device") or torch._C.StorageBase.device
+real_new_storage, real_resize = UntypedStorage.__new__, UntypedStorage.resize_
+
+
+def storage_device(self):
+    gpu = getattr(self, "simulated_gpu", None)
+    return real_storage_device.__get__(self) if gpu is None else device_at(gpu)
+
+
+def new_storage(cls, *args, device=None, **kwargs):
+    if device is None or torch.device(device).type not in ("cpu", "cuda"):
+        kwargs |= {} if device is None else {"device": device}
+        return real_new_storage(cls, *args, **kwargs)
+    storage = real_new_storage(cls, *args, **kwargs)
+    put(storage, gpu_in(device))
+    return storage
+
+
+def resize(self, size):
+    gpu = getattr(self, "simulated_gpu", None)
+    if gpu not in (None, ANYWHERE):
+        GPUS[gpu].hold(self._cdata, size, gpu)
+    return real_resize(self, size)
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+
+def simulate_tensors() -> None:
+    Tensor.device = property(device_of)
+    Tensor.is_cuda = property(lambda self: self.device.type == "cuda")
+    Tensor.is_cpu = property(lambda self: self.device.type == "cpu")
+    Tensor.get_device = lambda self: -1 if self.device.index is None else self.device.index
+    Tensor.grad = property(
+        torch._C.TensorBase.grad.__get__, set_grad, lambda self: set_grad(self, None)
+    )
+    Tensor.record_stream = lambda self, stream: None
+    methods = (to, cuda, cpu, copy_, numpy, pin_memory, is_pinned, new_tensor)
+    for method in methods:
+        setattr(Tensor, method.__name__, overridable(method))
+    Tensor.type = overridable(type_)
+    for name in ("new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided"):
+        setattr(Tensor, name, overridable(placed(getattr(Tensor, name), tensor_method=True)))
+    for factory in _device_constructors():
+        if getattr(torch, factory.__name__, None) is factory:
+            setattr(torch, factory.__name__, placed(factory))
+    for name in ("empty_like", "full_like", "ones_like", "rand_like", "randint_like"):
+        setattr(torch, name, placed(getattr(torch, name)))
+    for name in ("randn_like", "zeros_like"):
+        setattr(torch, name, placed(getattr(torch, name)))
+    UntypedStorage.device = property(storage_device)
+    UntypedStorage.is_cuda = property(lambda self: self.device.type == "cuda")
+    UntypedStorage.__new__ = staticmethod(new_storage)
+    UntypedStorage.resize_ = resize
+    simulate_wrappers()
+    enter_in_threads()
+    Places().__enter__()
+
+
+def simulate_wrappers() -> None:
+    make = Tensor._make_wrapper_subclass
+
+    def make_wrapper(cls, *args, **kwargs):
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda" and not is_fake():
+            kwargs["device"] = torch.device("cpu")  # C++ would ask for a driver
+        return make(cls, *args, **kwargs)
+
+    Tensor._make_wrapper_subclass = staticmethod(make_wrapper)
+
+
+def enter_in_threads() -> None:
+    """A mode is each thread's own."""
+    start = threading.Thread._bootstrap_inner
+
+    def start_with_mode(self):
+        with Places():
+            start(self)
+
+    threading.Thread._bootstrap_inner = start_with_mode
