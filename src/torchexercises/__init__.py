@@ -166,7 +166,7 @@ def unchanged(function: Callable, names: str) -> Callable:
 @contextmanager
 def raises(where: str, *errors: type[Exception]) -> Iterator[None]:
     """Raise `Wrong` unless one of these errors is raised."""
-    with suppress(*errors):
+    with suppress(*errors), case(where):
         yield
         raise Wrong(f"nothing is raised {where}")
 
@@ -289,9 +289,11 @@ def _in_rank(cases: Callable, answers: tuple) -> None:
     try:
         cases(*(cloudpickle.loads(a) if isinstance(a, bytes) else a for a in answers))
     except Exception as error:
+        if isinstance(error.__cause__, StopIteration):  # in the reader's generator
+            error = error.__cause__
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         if isinstance(error, Wrong) or any(os.path.dirname(file) != HERE for file in files):
-            raise
+            raise error from None
         raise Wrong(f"what it takes or returns is not what its text says: {error}") from None
 
 

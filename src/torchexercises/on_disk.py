@@ -57,7 +57,7 @@ def load_body(load_body) -> None:
             raise Wrong("entries of `state` change when the model is trained: they are shared")
     others = {f"net.{key}": value for key, value in before.items()}
     for state in (others, {}, {key: torch.ones(9, 9) for key in before}):
-        with raises("where no entry fits", ValueError), case(f"no entry fits, of {len(state)}"):
+        with raises(f"where no entry fits, of {len(state)}", ValueError):
             load_body(net, state)
 
 

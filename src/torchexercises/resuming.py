@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+import math
 import os
 import signal
 import stat
@@ -123,6 +124,8 @@ def save_safely(save_safely) -> None:
         return note_sync
 
     def note(event, args):
+        if event == "open" and args[2] & (os.O_SYNC | os.O_DSYNC):
+            synced.append(math.inf)  # each write is on the disk when it returns
         if event == "os.rename":  # os.replace is one, too
             source, target = (Path(os.fsdecode(path)) for path in args[:2])
             on_disk = [size >= source.stat().st_size for size in synced]

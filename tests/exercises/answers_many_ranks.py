@@ -5,6 +5,12 @@ import torch.distributed as dist
 
 
 class average_gradients:
+    def copied(net):
+        """the gradient of last_block.0.weight (not contiguous) is your own"""
+        for grad in [p.grad for p in net.parameters() if p.grad is not None]:
+            dist.all_reduce(grad := grad.contiguous())
+            grad /= dist.get_world_size()
+
     def summed(net):
         """is summed, not divided by the number of ranks"""
         for parameter in net.parameters():
@@ -38,6 +44,10 @@ def _order(n, seed):
 
 
 class indices_of:
+    def a_tensor(rank, ranks, n, epoch, seed):
+        """what is returned is no list of numbers, but tensor(["""
+        return torch.tensor(indices_of.in_blocks(rank, ranks, n, epoch, seed))
+
     def uneven(rank, ranks, n, epoch, seed):
         """10 samples on 4 ranks: the ranks have [2, 3] samples, so one would wait"""
         return _order(n, seed + epoch)[rank::ranks]
@@ -59,6 +69,11 @@ class indices_of:
 
 
 class accuracy_over_ranks:
+    def on_rank_0(right, count):
+        """rank 1 of 2: with [2, 1] right of [8, 5], the accuracy is this rank's alone:"""
+        dist.reduce(both := torch.stack([right, torch.full_like(right, count)]), 0)
+        return both[0] / both[1]
+
     def in_place(right, count):
         """`right`, which was given, afterwards is"""
         dist.all_reduce(count := torch.tensor(count, device=right.device))
@@ -78,7 +93,7 @@ class accuracy_over_ranks:
         return accuracy / dist.get_world_size()
 
     def own(right, count):
-        """is this rank's alone; without its call the others hang"""
+        """is this rank's alone: the others' are not in it"""
         return right / max(count, 1)
 
     def objects(right, count):
@@ -89,6 +104,22 @@ class accuracy_over_ranks:
 
 
 class all_stop:
+    def of_rank_0(wish, device):
+        """what is returned is rank 0's wish"""
+        dist.broadcast(wish := torch.tensor(float(wish), device=device), 0)
+        return wish.item() > 0
+
+    def most(wish, device):
+        """what is returned is True only if most want it"""
+        dist.all_reduce(wish := torch.tensor(float(wish), device=device))
+        return wish.item() > dist.get_world_size() / 2
+
+    def next_to_it(wish, device):
+        """[0, 0, 1], [0, 0, 0]], what is returned is ["""
+        wishes = [None] * dist.get_world_size()
+        dist.all_gather_object(wishes, wish)
+        return wish or wishes[dist.get_rank() - 1]
+
     def from_the_cpu(wish, device):
         """dist.all_reduce gets a tensor on the CPU, and NCCL sends from GPUs alone"""
         wish = torch.tensor(float(wish))
@@ -117,6 +148,11 @@ class all_stop:
 
 
 class broadcast_model:
+    def copied(net):
+        """4.weight (not contiguous) is this rank's own, not rank 0's"""
+        for tensor in (*net.parameters(), *net.buffers()):
+            dist.broadcast(tensor.detach().contiguous(), 0)
+
     def in_a_set(net):
         """a rank that it exchanges with has returned, or sends tensors of other sizes"""
         for tensor in {*net.parameters(), *net.buffers()}:
@@ -151,6 +187,10 @@ class broadcast_model:
 
 
 class buckets:
+    def exhausted(sizes, cap):
+        """yield next(iter(()))"""
+        yield next(iter(()))
+
     def forwards(sizes, cap):
         """begins with the first parameter, whose gradient comes last"""
         return [[len(sizes) - 1 - i for i in part] for part in buckets.by_sum(sizes[::-1], cap)]

@@ -43,7 +43,7 @@ class load_body:
         return sorted(own.keys() - state.keys())
 
     def names_the_first(model, state):
-        """The case was: no entry fits, of 0."""
+        """The case was: where no entry fits, of 0."""
         own = model.state_dict()
         fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
         if not fitting:

@@ -43,6 +43,10 @@ class train_step:
 
 
 class evaluate:
+    def all_loaded_first(net, batches):
+        """4 batches are kept at once, where 3 would do"""
+        return evaluate.weighted(net, list(batches))
+
     def graphs_until_the_end(net, batches):
         """the graphs of 12 inputs are kept at once, where 8 would do"""
         was, loss = net.training, 0
@@ -117,6 +121,11 @@ def _share(labels, group, parts):
 
 
 class accumulate:
+    def one_step_more(net, optimizer, batches, parts):
+        """with 4 batches a step, the number of steps in two epochs is 6, not 4"""
+        accumulate.by_sums(net, optimizer, batches, parts)
+        optimizer.step()
+
     def by_parts(net, optimizer, batches, parts):
         """is what a division by `parts` gives: the last group has fewer images"""
         _accumulating(lambda labels, group, n: 1 / n)(net, optimizer, batches, parts)
@@ -146,27 +155,36 @@ class accumulate:
             optimizer.step()
 
 
-def _amp(autocast=True, unscale=True, clips=True, steps=True, update=True, scales=True):
+def _amp(autocast=True, loss_inside=True, empty=True, unscale=True, steps=True):
     def step(net, optimizer, scaler, images, labels, clip):
-        optimizer.zero_grad()
+        if empty:
+            optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(net(images), labels)
-        (scaler.scale(loss) if scales else loss).backward()
+            loss = F.cross_entropy(logits := net(images), labels)
+        if not loss_inside:
+            loss = F.cross_entropy(logits, labels)
+        scaler.scale(loss).backward()
         if unscale:
             scaler.unscale_(optimizer)
-        if clips:
-            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        nn.utils.clip_grad_norm_(net.parameters(), clip)
         if steps:
             scaler.step(optimizer)
         else:
             optimizer.step()
-        if update:
-            scaler.update()
+        scaler.update()
 
     return step
 
 
 class amp_step:
+    def gradients_added(*args):
+        """is what gradients give that are not emptied before"""
+        _amp(empty=False)(*args)
+
+    def loss_outside_autocast(net, optimizer, scaler, images, labels, clip):
+        """right"""
+        _amp(loss_inside=False)(net, optimizer, scaler, images, labels, clip)
+
     def clipped_scaled(*args):
         """the weights hardly move: the gradients were clipped while they were scaled"""
         _amp(unscale=False)(*args)
