@@ -186,34 +186,24 @@ def case(what: str) -> Iterator[None]:
 def graphs_of_at_most(inputs: int, net: nn.Module, *, outputs: bool = False) -> Iterator[None]:
     """Raise `Wrong` once the graphs of more inputs of the net are kept at the same time.
 
-    Or its `outputs`, without a graph too.
+    Or its `outputs`, without a graph too. The net's first layer must keep its input for backward.
     """
-    calls, kept = [], {}  # for each call how many inputs, and how many tensors are kept for it
-    returned: list[weakref.ref] = []  # by each call
+    calls = []  # of each, how many inputs, and what is gone when nobody keeps its graph or output
 
-    class Kept:
-        def __init__(self, tensor: torch.Tensor) -> None:
-            self.tensor, self.call = tensor, len(calls) - 1
-            kept[self.call] = kept.get(self.call, 0) + 1
-
-        def __del__(self) -> None:
-            kept[self.call] -= 1
+    def copied(net: nn.Module, args: tuple) -> torch.Tensor:
+        x = args[0].clone()  # which only the graph keeps
+        calls.append((len(x), [weakref.ref(x)]))
+        return x
 
     def after_forward(net: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        alive = sum(calls[call] for call, tensors in kept.items() if tensors)
-        returned.append(weakref.ref(output))
-        held = sum(calls[call] for call, ref in enumerate(returned) if ref() is not None)
-        if outputs and held > inputs:
-            raise Wrong(f"the outputs of {held} inputs are kept at once, where {inputs} would do")
-        if alive > inputs:
-            raise Wrong(f"the graphs of {alive} inputs are kept at once, where {inputs} would do")
+        calls[-1][1].extend([weakref.ref(output)] * outputs)
+        kept = sum(n for n, refs in calls if any(ref() is not None for ref in refs))
+        if kept > inputs:
+            what = "outputs" if outputs else "graphs"
+            raise Wrong(f"the {what} of {kept} inputs are kept at once, where {inputs} would do")
 
-    hooks = [
-        net.register_forward_pre_hook(lambda net, args: calls.append(len(args[0]))),
-        net.register_forward_hook(after_forward),
-    ]
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-        yield
+    hooks = [net.register_forward_pre_hook(copied), net.register_forward_hook(after_forward)]
+    yield
     for hook in hooks:
         hook.remove()
 

@@ -37,15 +37,12 @@ def in_batches(in_batches) -> None:
             sizes.clear()
             with case(f"{count} inputs in batches of 4"):
                 found = in_batches(net, inputs, 4)
-            if any(part.training != training for part in net.modules()):
-                was, now = ("training", "evaluation")[:: 1 if training else -1]
-                raise Wrong(f"the model was in {was} mode and is in {now} mode now")
-            if set(sizes) - {4}:
-                raise Wrong(f"of {count} inputs, the model got batches of {sizes}, not of 4 each")
+            modes = [part.training for part in net.modules()]
+            expect("`training` of the model and its layers, afterwards,", {*modes}, {training})
+            expect(f"of {count} inputs, the sizes of the batches", {*sizes} | {4}, {4})
             lost = {"lacks the last, smaller batch": right[: count // 4 * 4]}
             expect(f"of {count} inputs, what is returned", found, right, lost)
-    if not torch.is_grad_enabled():
-        raise Wrong("gradients are off afterwards, also for what the program does next")
+    expect("`torch.is_grad_enabled()`, afterwards,", torch.is_grad_enabled(), True)
     expect("batch norm's average, afterwards,", mean, torch.full((8,), 0.5))
 
 
@@ -155,16 +152,11 @@ def shared_positions(SharedPositions) -> None:
     def right(x):
         return x + torch.arange(float(len(x)))
 
-    for x in (
-        torch.zeros(3).half(),
-        torch.zeros(3, dtype=torch.int64),
-        *map(torch.ones, (5, 3, 8)),
-    ):
+    for x in (torch.zeros(3).half(), *map(torch.ones, (5, 3, 8))):
         expect(f"already in one thread, for {x.tolist()}, what is returned", alone(x), right(x))
     with mock.patch("torch.arange", side_effect=torch.arange) as made:
         layer(torch.zeros(8))
-        if made.called:
-            raise Wrong("it makes a new table for a length that it had just before")
+    expect("the number of new tables for a length that it had just before", made.call_count, 0)
     for before, n, other in ((3, 5, 3), (5, 3, 8), (5, 5, 3)):
         x, y, at, more = torch.randn(n), torch.randn(other), 1, True
         while more:
@@ -225,8 +217,7 @@ def get_data(get_data) -> None:
         dist.barrier()
         times = disk.read_text().count("down") if disk.exists() else 0
         on = "a disk that all hosts share" if shared else "this host's own disk"
-        if times != 1:
-            raise Wrong(f"on {on}, the data were downloaded {times} times")
+        expect(f"on {on}, the number of downloads", times, 1)
         early = {"is half of the file: it is still being written": "down"}
         early |= {"is empty: the file is still being written": ""}
         expect("what is returned", text, "downloaded ", early)

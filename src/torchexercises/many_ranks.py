@@ -34,11 +34,9 @@ def indices_of(indices_of) -> None:
     def drawn(rank, ranks, n, epoch, seed):
         torch.manual_seed(rank)  # as programs do that want other noise on each rank
         before = torch.get_rng_state()
-        indices = indices_of(rank, ranks, n, epoch, seed)
-        if not isinstance(indices, (list, tuple)) or any(
-            not isinstance(i, Integral) for i in indices
-        ):
-            raise Wrong(f"what is returned is no list of numbers, but {indices!r:.40}")
+        indices = list(indices_of(rank, ranks, n, epoch, seed))
+        if not all(isinstance(i, Integral) for i in indices):
+            raise Wrong(f"what is returned is no list of numbers, but of {indices[0]!r:.40}")
         if not torch.equal(torch.get_rng_state(), before):
             raise Wrong("it changes which random numbers the program draws afterwards")
         return indices
@@ -46,7 +44,7 @@ def indices_of(indices_of) -> None:
     for (n, ranks), epoch in itertools.product(
         ((10, 2), (10, 4), (7, 3), (3, 4), (2, 5)), (7, 1, 0)
     ):
-        label, parts = f"{n} samples on {ranks} ranks", []
+        label = f"{n} samples on {ranks} ranks"
         parts = [drawn(rank, ranks, n, epoch, 3) for rank in range(ranks)]
         lengths, seen = {len(part) for part in parts}, {i for part in parts for i in part}
         if len(lengths) > 1:

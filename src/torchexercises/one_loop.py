@@ -34,8 +34,6 @@ def train_step(train_step) -> None:
         return loss.item()
 
     (losses, rights, start), (returned, found, _) = trained(by_hand), trained(train_step)
-    if None in returned:
-        raise Wrong("nothing is returned")
     summed, twice = trained(by_hand, empty=False), trained(by_hand, before=lambda x: x.softmax(1))
     mistakes = {
         "is as it was: no step was taken, or with empty gradients": start,
@@ -74,15 +72,11 @@ def evaluate(evaluate) -> None:
         # A loop's names keep the batch before until they get the next one.
         with graphs_of_at_most(8, net, outputs=True):
             found = evaluate(net, batches)
-        if found is None:
-            raise Wrong("nothing is returned")
         loss, accuracy = found
         if any(not torch.equal(state[key], value) for key, value in net.state_dict().items()):
             raise Wrong("batch norm's averages have changed: the model was in training mode")
-        if net.training != training:
-            raise Wrong(f"the model was in {'training' if training else 'evaluation'} mode before")
-        if not torch.is_grad_enabled():
-            raise Wrong("gradients are off afterwards, also for what the program does next")
+        expect("`net.training`, afterwards,", net.training, training)
+        expect("`torch.is_grad_enabled()`, afterwards,", torch.is_grad_enabled(), True)
         of_batches = {"is the mean of the batches' means": sum(losses) / 4}
         expect("the loss", loss, F.cross_entropy(logits, labels).item(), of_batches)
         of_batches = {"is the mean of the batches' accuracies": 1 / 4}

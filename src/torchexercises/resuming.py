@@ -10,7 +10,6 @@ import stat
 import sys
 import tempfile
 import time
-import zipfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,8 @@ def _net(*names: str) -> nn.ModuleDict:
 
 def _save_from_gpu(state: dict, path: str) -> None:
     """As if the tensors had been on a GPU that no machine has."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    with zipfile.ZipFile(file) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():  # pickle writes a string as X, four bytes of length, the text
-            content = old.read(name).replace(b"X\x03\0\0\0cpu", b"X\x07\0\0\0cuda:99")
-            new.writestr(name, content)
+    with mock.patch("torch.serialization.location_tag", return_value="cuda:99"):
+        torch.save(state, path)
 
 
 @exercise("14", 15, hint="The model's own keys lack the wrappers' names: compare.")
@@ -278,10 +273,7 @@ def train_until_told(train_until_told) -> None:
         with as_with_nccl() as device:
             found = train_until_told(step, 6, device)
         right = min(at + 1, 6)
-        if at < 5 and len(done) == 6:
-            who = f"rank {told[0]} was" if len(told) == 1 else "all ranks were"
-            raise Wrong(f"{who} told to stop in step {at}, and all steps were done")
-        expect("how many steps were done", len(done), right)
+        expect(f"if ranks {told} are told in step {at}, the number of steps done", len(done), right)
         expect("what is returned", found, right, {f"is the last step, {at}: count it": at})
         if signal.signal(signal.SIGTERM, usual) is not signal.SIG_IGN:
             raise Wrong("the handler that was set before is not set again at the end")

@@ -31,7 +31,7 @@ class in_batches:
         return outputs
 
     def left_in_eval(model, inputs, size):
-        """the model was in training mode and is in evaluation mode now"""
+        """`training` of the model and its layers, afterwards, is {False}, not {True}"""
         model.eval()
         with torch.inference_mode():
             return torch.cat([model(part) for part in inputs.split(size)])
@@ -149,7 +149,7 @@ class shared_positions:
             return x.add_(torch.arange(float(len(x))))
 
     class always_new(_Positions):
-        """it makes a new table for a length that it had just before"""
+        """the number of new tables for a length that it had just before is 1, not 0"""
 
         def forward(self, x):
             return x + torch.arange(float(len(x)))
@@ -200,7 +200,7 @@ class on_all_ranks:
 
 class get_data:
     def everybody(download, disk, rank, local_rank, shared):
-        """on a disk that all hosts share, the data were downloaded 4 times"""
+        """on a disk that all hosts share, the number of downloads is 4, not 1"""
         download(disk)
         dist.barrier()
         return "downloaded "

@@ -45,7 +45,7 @@ def _order(n, seed):
 
 class indices_of:
     def a_tensor(rank, ranks, n, epoch, seed):
-        """what is returned is no list of numbers, but tensor(["""
+        """what is returned is no list of numbers, but of tensor("""
         return torch.tensor(indices_of.in_blocks(rank, ranks, n, epoch, seed))
 
     def uneven(rank, ranks, n, epoch, seed):

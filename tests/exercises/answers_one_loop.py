@@ -48,7 +48,7 @@ class evaluate:
         return evaluate.weighted(net, list(batches))
 
     def graphs_until_the_end(net, batches):
-        """the graphs of 12 inputs are kept at once, where 8 would do"""
+        """of 12 inputs are kept at once, where 8 would do"""
         was, loss = net.training, 0
         net.eval()
         for images, labels in batches:
@@ -73,7 +73,7 @@ class evaluate:
         return evaluate.weighted(net, batches)
 
     def left_in_eval(net, batches):
-        """the model was in training mode before"""
+        """`net.training`, afterwards, is False, not True"""
         net.eval()
         return evaluate.weighted(net, batches)
 

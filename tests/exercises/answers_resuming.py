@@ -268,11 +268,11 @@ class train_until_told:
         return _told(_any_rank)(step, steps)
 
     def alone(step, steps, device):
-        """rank 0 of 2: rank 1 was told to stop in step 3, and all steps were done"""
+        """rank 0 of 2: if ranks [1] are told in step 3, the number of steps done is 6, not 4"""
         return _told(bool)(step, steps)
 
     def all_at_once(step, steps, device):
-        """all ranks were told to stop in step 2, and all steps were done"""
+        """if ranks [0, 1] are told in step 2, the number of steps done is 6, not 3"""
         return _told(lambda told: _any_rank(told, device, dist.ReduceOp.SUM) == 1)(step, steps)
 
     def leaves_alone(step, steps, device):
