@@ -1,13 +1,12 @@
 """The hidden cases of the exercises on use and several machines: chapters 16 and 17."""
 
 import atexit
+import itertools
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -111,16 +110,12 @@ def attend(attend) -> None:
             begin = end
 
 
-def _with_one_between(layer: nn.Module, x: torch.Tensor, other: torch.Tensor, at: int) -> tuple:
+def _with_one_between(layer: nn.Module, x: torch.Tensor, other: torch.Tensor, at: int) -> list:
     """What `layer(x)` gives, and `layer(other)` in a thread that goes through it before step `at`.
 
-    A step is one of the interpreter. The third value is False if the first had fewer of them.
+    A step is one of the interpreter. If the first has fewer of them, nothing comes between.
     """
-    steps, second, file = 0, [], type(layer).forward.__code__.co_filename
-
-    def in_thread():
-        with suppress(Exception):  # what is not there will be missed
-            second.append(layer(other))
+    steps, between, file = 0, [], type(layer).forward.__code__.co_filename
 
     def trace(frame, event, arg) -> Any:
         nonlocal steps
@@ -129,19 +124,17 @@ def _with_one_between(layer: nn.Module, x: torch.Tensor, other: torch.Tensor, at
         frame.f_trace_opcodes = True
         steps += event == "opcode"
         if event == "opcode" and steps == at:
-            thread.start()
-            thread.join(0.05)  # if there is a lock, it waits for the first
+            between.append(pool.submit(layer, other))
+            wait(between, 0.05)  # if there is a lock, it waits for the first
         return trace
 
-    thread = threading.Thread(target=in_thread, daemon=True)
-    sys.settrace(trace)
-    try:
-        first = layer(x)
-    finally:
-        sys.settrace(None)
-    if steps >= at:
-        thread.join()
-    return [first], second, steps >= at
+    with ThreadPoolExecutor(1) as pool:
+        sys.settrace(trace)
+        try:
+            first = layer(x)
+        finally:
+            sys.settrace(None)
+    return [first, *(future.result() for future in between)]
 
 
 @exercise("16", 10, hint="Read self.table once, into a local name; use only that name.")
@@ -158,17 +151,17 @@ def shared_positions(SharedPositions) -> None:
         layer(torch.zeros(8))
     expect("the number of new tables for a length that it had just before", made.call_count, 0)
     for before, n, other in ((3, 5, 3), (5, 3, 8), (5, 5, 3)):
-        x, y, at, more = torch.randn(n), torch.randn(other), 1, True
-        while more:
+        x, y = torch.randn(n), torch.randn(other)
+        for at in itertools.count(1):
             layer(torch.zeros(before))
             try:
-                first, second, more = _with_one_between(layer, x, y, at)
+                found = _with_one_between(layer, x, y, at)
             except Exception as error:
                 raise Wrong(f"a request fails if another comes meanwhile: {error}") from None
-            expect("if another request comes meanwhile, an answer", first, [right(x)])
-            if more:
-                expect("what comes while one is answered", second, [right(y)])
-            at += 1
+            expect("if another request comes meanwhile, an answer", found[0], right(x))
+            if len(found) == 1:
+                break
+            expect("what comes while one is answered", found[1], right(y))
 
 
 @on_ranks("16", 15, hint="all_gather_object takes any sizes. Which inputs had rank r?")

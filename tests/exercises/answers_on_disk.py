@@ -15,11 +15,6 @@ class keep_rows:
         """what is kept of the rows [3, 0] is a view, which keeps the other rows: 480"""
         return [outputs.detach()[i] for i in rows]
 
-    def one_clone(outputs, rows):
-        """what is kept of the rows [3, 0] is a view, which keeps the other rows: 480"""
-        outputs = outputs.detach().clone()
-        return [outputs[i] for i in rows]
-
     def selected(outputs, rows):
         """right"""
         return list(outputs.detach().index_select(0, torch.tensor(rows)))

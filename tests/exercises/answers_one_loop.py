@@ -102,7 +102,7 @@ def _evaluating(net):
     net.train(before)
 
 
-def _accumulating(scale, rest=True, empty=True):
+def _accumulating(scale, rest=True):
     def accumulate(net, optimizer, batches, parts):
         optimizer.zero_grad()
         for i, (images, labels) in enumerate(batches):
@@ -110,8 +110,7 @@ def _accumulating(scale, rest=True, empty=True):
             (F.cross_entropy(net(images), labels) * scale(labels, group, parts)).backward()
             if (i + 1) % parts == 0 or (rest and i + 1 == len(batches)):
                 optimizer.step()
-                if empty:
-                    optimizer.zero_grad()
+                optimizer.zero_grad()
 
     return accumulate
 

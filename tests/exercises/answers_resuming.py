@@ -19,8 +19,7 @@ class load_any_rung:
     def replaced(model, path):
         """The case was: a file with keys like '"""
         state = torch.load(path)
-        names = ("module.", "_orig_mod.")
-        for name in names:
+        for name in ("module.", "_orig_mod."):
             state = {key.replace(name, ""): value for key, value in state.items()}
         model.load_state_dict(state)
 
@@ -149,16 +148,6 @@ def _number(path):
     return int(path.stem.removeprefix("step_"))
 
 
-def _newest(folder, key=_number):
-    def whole(path):
-        try:
-            return zipfile.ZipFile(path).testzip() is None
-        except Exception:
-            return False
-
-    return max(filter(whole, _steps(folder, str)), key=key, default=None)
-
-
 class newest_whole:
     def by_name(folder):
         """the file is step_999.pt, which comes before step 1000"""
@@ -185,7 +174,14 @@ class newest_whole:
 
     def by_checksum(folder):
         """right"""
-        return _newest(folder)
+
+        def whole(path):
+            try:
+                return zipfile.ZipFile(path).testzip() is None
+            except Exception:
+                return False
+
+        return next(filter(whole, _steps(folder, _number)), None)
 
 
 def _packing(**without):

@@ -147,10 +147,10 @@ class bytes_sent:
     def right(size, before, after, ranks):
         """right"""
         times = {"Replicate()": 0, "Partial()": 1 + (after == "Replicate()")}
-        times = (
-            0 if before == after else times.get(before, 1 if after == "Replicate()" else 1 / ranks)
-        )
-        return times * (size - size / ranks)
+        if before == after:
+            return 0
+        once = 1 if after == "Replicate()" else 1 / ranks
+        return times.get(before, once) * (size - size / ranks)
 
 
 class column_row:
@@ -175,18 +175,15 @@ class column_row:
         return DTensor.from_local(part, x.device_mesh, [Replicate()])
 
 
-def _zero(average=True, broadcast=True, source=None, first=False):
+def _zero(average=True, broadcast=True):
     def step(parameters, owner, optimizer):
         for parameter in parameters if average else ():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-        if not first:
-            optimizer.step()
+        optimizer.step()
         for parameter, rank in zip(parameters, owner, strict=True):
             if broadcast:
-                dist.broadcast(parameter.data, rank if source is None else source)
-        if first:
-            optimizer.step()
+                dist.broadcast(parameter.data, rank)
 
     return step
 
