@@ -34,10 +34,13 @@ class Places(TorchDispatchMode):
     """Every operation of the process passes here."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(
-            kind.__torch_dispatch__ is not NONE for kind in types
-        ):  # a DTensor, a fake tensor: what they do with their parts comes here again
-            return NotImplemented
+        if is_fake():  # FakeTensorMode knows devices itself
+            return func(*args, **(kwargs or {}))
+        if any(kind.__torch_dispatch__ is not NONE for kind in types):
+            return NotImplemented  # what a DTensor does with its parts comes here again
+        if is_composite(func):  # inference mode hands it over undivided
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         device = kwargs.get("device")
@@ -118,6 +121,16 @@ def label(func: Any, results: Any, gpu: int) -> None:
         for tensor in tree_leaves(result) if is_new else ():
             if isinstance(tensor, torch.Tensor) and real_device(tensor).type == "cpu":
                 put(storage_of(tensor), gpu)
+
+
+def is_fake() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    key = "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 @cache

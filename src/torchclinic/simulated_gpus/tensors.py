@@ -12,7 +12,7 @@ from torch.overrides import (
 )
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchclinic.simulated_gpus.dispatching import Places
+from torchclinic.simulated_gpus.dispatching import CPU, Places, is_fake
 from torchclinic.simulated_gpus.placing import (
     ANYWHERE,
     GPUS,
@@ -29,11 +29,6 @@ from torchclinic.simulated_gpus.placing import (
 
 Tensor, UntypedStorage = torch.Tensor, torch.UntypedStorage
 REAL = {name: getattr(Tensor, name) for name in ("to", "numpy", "type", "copy_", "is_pinned")}
-
-
-def is_fake(tensor: Any = None) -> bool:
-    """Whether FakeTensorMode is at work, which knows devices itself."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def overridable(method: Any) -> Any:
@@ -67,7 +62,7 @@ class ToCopy(torch.autograd.Function):
 
 def copied(tensor: Tensor, gpu: int | None, options: dict) -> Tensor:
     with asking(gpu):
-        return REAL["to"](tensor, device="cpu", copy=True, **options)
+        return torch.ops.aten._to_copy(tensor, device=CPU, **options)
 
 
 def moved(tensor: Tensor, gpu: int | None, **options: Any) -> Tensor:
