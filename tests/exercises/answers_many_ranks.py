@@ -105,7 +105,7 @@ class accuracy_over_ranks:
 
 class all_stop:
     def of_rank_0(wish, device):
-        """what is returned is rank 0's wish"""
+        """is rank 0's wish"""
         dist.broadcast(wish := torch.tensor(float(wish), device=device), 0)
         return wish.item() > 0
 
