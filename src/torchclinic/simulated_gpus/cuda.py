@@ -65,10 +65,11 @@ class Event:
     """The CPU's time when it was recorded."""
 
     def __init__(self, device=None, enable_timing=False, **_):
-        self.enable_timing, self.recorded = enable_timing, None
+        self.enable_timing, self.recorded, self.device = enable_timing, None, None
 
     def record(self, stream=None):
         self.recorded = time.perf_counter()
+        self.device = (stream or torch.cuda.current_stream()).device
 
     def wait(self, stream=None):
         pass
@@ -297,19 +298,20 @@ def simulate_cuda() -> None:
 
 def simulate_autocast() -> None:
     """`autocast("cuda")` is the CPU's, whose list of operations is a little different."""
-    names = (
-        "set_autocast_enabled",
-        "is_autocast_enabled",
-        "set_autocast_dtype",
-        "get_autocast_dtype",
+    real = {name: getattr(torch, f"set_autocast_{name}") for name in ("enabled", "dtype")}
+    is_enabled = torch.is_autocast_enabled
+    dtypes = {"cuda": torch.float16, "cpu": torch.bfloat16}
+
+    def set_dtype(device: str, dtype: torch.dtype) -> None:
+        dtypes[device] = dtype
+        real["dtype"]("cpu" if device == "cuda" else device, dtype)
+
+    torch.set_autocast_enabled = lambda *args: real["enabled"](
+        "cpu" if args[:1] == ("cuda",) or len(args) == 1 else args[0], args[-1]
     )
-    for name in names:
-        real = getattr(torch, name)
-
-        def for_cpu(*args, real=real):
-            if not args or isinstance(args[0], bool):
-                args = ("cpu", *args)
-            return real("cpu" if args[0] == "cuda" else args[0], *args[1:])
-
-        setattr(torch, name, for_cpu)
-    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.is_autocast_enabled = lambda device="cuda": is_enabled(
+        "cpu" if device == "cuda" else device
+    )
+    torch.set_autocast_dtype = set_dtype
+    torch.get_autocast_dtype = lambda device: dtypes.get(device, torch.bfloat16)
+    torch.get_autocast_gpu_dtype = lambda: dtypes["cuda"]

@@ -19,11 +19,13 @@ from torchclinic.simulated_gpus.placing import (
     put,
     real_device,
     storage_of,
+    storages_of,
 )
 
 COPIES = {"copy_", "_to_copy", "_copy_from", "set_", "_foreach_copy_", "copy"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 INDEXING |= {"_unsafe_index_put"}
+ANY_INDEX = {"index_fill_"}  # the CPU's way of x[indices] = number
 STRUCTURED = {"addmm", "addmv", "baddbmm", "bmm", "cat", "gather", "index_add", "mm"}
 STRUCTURED |= {"nll_loss_forward", "nll_loss_backward"}
 CPU = torch.device("cpu")
@@ -86,7 +88,15 @@ def place(func: Any, args: Any, tensors: list, device: torch.device | None) -> i
         return indexed(args, tensors, known)
     meeting = [(t, gpu) for t, gpu in known if t.dim() or gpu is not None] or known
     places = {gpu for _, gpu in meeting}
-    if len(places) > 1 and func.namespace == "aten" and not name.startswith("_foreach"):
+    if name.startswith("_foreach"):
+        for row in zip(*(arg for arg in args if isinstance(arg, (list, tuple))), strict=False):
+            place(
+                torch.ops.aten.add.Tensor,
+                row,
+                [t for t in row if isinstance(t, torch.Tensor)],
+                None,
+            )
+    elif len(places) > 1 and func.namespace == "aten" and name not in ANY_INDEX:
         raise mismatch(func, args, meeting)
     join(tensors, meeting[0][1])
     return meeting[0][1]
@@ -120,7 +130,8 @@ def label(func: Any, results: Any, gpu: int) -> None:
     ):
         for tensor in tree_leaves(result) if is_new else ():
             if isinstance(tensor, torch.Tensor) and real_device(tensor).type == "cpu":
-                put(storage_of(tensor), gpu)
+                for storage in storages_of(tensor):
+                    put(storage, gpu)
 
 
 def is_fake() -> bool:
@@ -184,6 +195,12 @@ def mismatch(func: Any, args: Any, meeting: list) -> RuntimeError:
             f"Expected tensor for argument #1 'input' to have the same device as tensor for "
             f"argument #2 '{kind}'; but device {x_gpu} does not equal {w_gpu} (while checking "
             "arguments for cudnn_convolution)"
+        )
+    if name in ("masked_fill", "masked_fill_"):
+        (_, own), (_, mask) = meeting[:2]
+        return RuntimeError(
+            "expected self and mask to be on the same device, but got mask on "
+            f"{device_at(mask)} and self on {device_at(own)}"
         )
     if name == "equal":
         a, b = (device_at(gpu) for _, gpu in meeting)

@@ -5,8 +5,9 @@ import inspect
 from typing import Any
 
 import torch
+from torch.nn.parallel._functions import Broadcast
 
-from torchclinic.simulated_gpus.placing import ANYWHERE, gpu_of
+from torchclinic.simulated_gpus.placing import ANYWHERE, current, gpu_of, put, storage_of
 
 only_cuda: set[str] = set()  # names of the groups without a backend for the CPU
 
@@ -84,7 +85,23 @@ def simulate_data_parallel() -> None:
         [tensor.to(at(index)) for tensor in tensors] for index in devices
     ]
     c._scatter = scatter
-    c._gather = lambda tensors, dim, index: torch.cat([t.to(at(index)) for t in tensors], dim)
+
+    def gather(tensors, dim, index):
+        if not all(tensor.is_cuda for tensor in tensors):
+            raise RuntimeError("Expected all input tensors to be CUDA tensors")
+        index = current() if index is None else index
+        return torch.cat([tensor.to(at(index)) for tensor in tensors], dim)
+
+    c._gather = gather
+    broadcast_backward = Broadcast.backward
+
+    def backward(ctx, *grads):  # the zeros for what had no gradient were made inside C++
+        for i, grad in enumerate(grads):
+            if gpu_of(grad) == ANYWHERE:
+                put(storage_of(grad), ctx.target_gpus[i // ctx.num_inputs])
+        return broadcast_backward(ctx, *grads)
+
+    Broadcast.backward = staticmethod(backward)
     torch.cuda.nccl.is_available = lambda tensors: False
     group = getattr(c, "_group_tensors_by_device_and_dtype", None)
     if group is not None:

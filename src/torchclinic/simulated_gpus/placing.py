@@ -89,14 +89,18 @@ def device_at(gpu: int | None) -> torch.device:
     return torch.device("cpu") if gpu in (None, ANYWHERE) else torch.device("cuda", gpu)
 
 
-def storage_of(tensor: torch.Tensor) -> Any:
+def storages_of(tensor: torch.Tensor) -> list:
     while hasattr(type(tensor), "__tensor_flatten__"):  # a DTensor is where its local tensor is
         tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])  # pyrefly: ignore
+    if tensor.layout is torch.strided:
+        return [real_storage(tensor)]
     if tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
-    elif tensor.layout is not torch.strided:
-        tensor = tensor.values()
-    return real_storage(tensor)
+        return [real_storage(part) for part in (tensor._values(), tensor._indices())]
+    return [real_storage(tensor.values())]
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    return storages_of(tensor)[0]
 
 
 def gpu_of(tensor: torch.Tensor) -> int | None:

@@ -124,11 +124,14 @@ def numpy(self, *, force=False):
 
 
 def type_(self, dtype=None, non_blocking=False, **kwargs):
-    if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-        return self.cuda().type(dtype.replace(".cuda", ""))
-    if dtype is not None or not self.is_cuda:
-        return REAL["type"](self, dtype, non_blocking, **kwargs)
-    return REAL["type"](self).replace("torch.", "torch.cuda.")
+    if dtype is None:
+        name = REAL["type"](self)
+        return name.replace("torch.", "torch.cuda.") if self.is_cuda else name
+    if isinstance(dtype, torch.dtype):
+        return self.to(dtype)
+    name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+    there = self.cuda() if name.startswith("torch.cuda.") else self.cpu()
+    return REAL["type"](there, name.replace(".cuda", ""), non_blocking, **kwargs)
 
 
 def pin_memory(self, device=None):
@@ -145,17 +148,27 @@ def is_pinned(self, device=None):
 
 def set_grad(self, grad):
     if grad is not None and grad.device != self.device:
+        kinds = [f"with device type '{t.device.type}'" for t in (grad, self)]
+        if grad.is_cuda and self.is_cuda:
+            kinds = [f"located on device with index '{t.device.index}'" for t in (grad, self)]
         raise RuntimeError(
-            "attempting to assign a gradient with device type '{}' to a tensor with device type "
-            "'{}'. Please ensure that the gradient and the tensor are on the same device".format(
-                grad.device.type, self.device.type
-            )
-            if grad.device.type != self.device.type
-            else f"attempting to assign a gradient located on device with index "
-            f"{grad.device.index} to a tensor located on device with index {self.device.index}. "
-            "Please ensure that the gradient and the tensor are on the same device"
+            f"attempting to assign a gradient {kinds[0]} to a tensor {kinds[1]}. Please ensure "
+            "that the gradient and the tensor are on the same device"
         )
-    torch._C.TensorBase.grad.__set__(self, grad)
+    torch._C.TensorBase.grad.__set__(self, grad)  # pyrefly: ignore
+
+
+real_make_grads = torch.autograd._make_grads
+
+
+def make_grads(outputs, grads, *args, **kwargs):
+    for i, (output, grad) in enumerate(zip(outputs, grads, strict=False)):
+        if isinstance(grad, Tensor) and grad.device != output.device:
+            raise RuntimeError(
+                f"invalid gradient at index {i} - expected device {output.device} but got "
+                f"{grad.device}"
+            )
+    return real_make_grads(outputs, grads, *args, **kwargs)
 
 
 # --- factories ----------------------------------------------------------------------------------
@@ -179,10 +192,11 @@ def placed(make: Any, tensor_method: bool = False) -> Any:
                 f"Expected a '{device_at(gpu).type}' device type for generator but found "
                 f"'{generator.device.type}'"
             )
-        if kwargs.pop("pin_memory", False):
-            return make(*args, **kwargs).pin_memory()
+        pinned = kwargs.pop("pin_memory", False)
         with asking(gpu):
             result = make(*args, **{**kwargs, "device": "cpu"})
+        if pinned:
+            return result.pin_memory()
         if gpu_of(result) == gpu:
             return result
         if source is None:  # C++ made it where no mode looks
@@ -243,6 +257,7 @@ def simulate_tensors() -> None:
     Tensor.grad = property(
         torch._C.TensorBase.grad.__get__, set_grad, lambda self: set_grad(self, None)
     )
+    torch.autograd._make_grads = make_grads
     Tensor.record_stream = lambda self, stream: None
     methods = (to, cuda, cpu, copy_, numpy, pin_memory, is_pinned, new_tensor)
     for method in methods:
