@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchclinic import simulate_gpus
 from torchclinic.machine import why_no_cuda
 
 
@@ -60,6 +61,15 @@ def named_device(name: str | torch.device) -> torch.device:
         f"No GPU {device.index} here: this machine shows {count}, counted from 0. "
         "CUDA_VISIBLE_DEVICES limits and renumbers what PyTorch sees."
     )
+
+
+def two_gpus() -> None:
+    """Have two GPUs from here on: this machine's if it has them, else simulated ones.
+
+    See :func:`torchclinic.simulated_gpus.simulate_gpus` for what is simulated and what is not.
+    """
+    if torch.cuda.device_count() < 2:
+        simulate_gpus(2, with_real_gpu=True)
 
 
 def simulated_gpus() -> TorchDispatchMode:
