@@ -210,6 +210,17 @@ def test_nothing_in_a_file_runs(tmp_path, monkeypatch):
     assert not Path("ran").exists()
 
 
+def test_another_models_checkpoints_in_the_folder_are_kept_without_settings(tmp_path):
+    old = checkpoint.save(tmp_path, linear(), step=1, best=True)
+    for step, model in enumerate((nn.Linear(3, 1), nn.Identity(), nn.Bilinear(1, 2, 1)), 1):
+        for _ in range(2):
+            checkpoint.save(tmp_path, {"model": model}, step=step, keep=1, best=True)
+    assert len(list(tmp_path.glob("best.pt*"))) == 4
+    assert torch.load(f"{old}.aside-1")["model"]["weight"].shape == (1, 2)
+    assert torch.load(old)["model"]["weight"].shape == (1, 3)
+    assert len(files_in(tmp_path)) == 3
+
+
 def test_the_best_of_another_run_is_kept(tmp_path):
     checkpoint.save(tmp_path, linear(), step=1, run={"lr": 0.1}, best=True)
     (tmp_path / "step_00000001.pt").unlink()

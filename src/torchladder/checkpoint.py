@@ -128,7 +128,7 @@ def save(
             "versions": _VERSIONS,
             **_on_cpu(more, {}),
         }
-        _write_files(checkpoint, path, keep, best)
+        _write_files(checkpoint, parts, path, keep, best)
 
     _on_first_rank(write, rank, world_size)
     return path
@@ -208,7 +208,17 @@ def _refuse_expanded(parts: Mapping[str, Any]) -> None:
                 )
 
 
-def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:
+def _write_files(
+    checkpoint: dict[str, Any], parts: Mapping[str, Any], path: Path, keep: int, best: bool
+) -> None:
+    def is_ours(saved: dict[str, Any] | None) -> bool:
+        """Whether `load` would take it for one of this run: then it may go or be replaced."""
+        with suppress(Exception):  # it holds what no run saves, or another run's
+            assert saved
+            _check_agreement("", saved, parts, checkpoint["run"])
+            return all(saved[key] == checkpoint[key] for key in ("run", "classes"))
+        return False
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for kind in ("step_*", "best"):  # not what `torchclinic fix` may be writing there
@@ -221,25 +231,24 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
-                files.enter_context(_out_of_the_way(target, checkpoint["run"]))
+                files.enter_context(_out_of_the_way(target, is_ours))
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
         raise type(error)(error.errno, what, str(path)) from error
     # What cannot be read, and what another run saved, is not ours to remove.
-    ours = [file for file, saved in there if file != path and saved["run"] == checkpoint["run"]]
+    ours = [file for file, saved in there if file != path and is_ours(saved)]
     for old in ours[: -(keep - 1) or None]:
         old.unlink(missing_ok=True)
 
 
 @contextmanager
-def _out_of_the_way(path: Path, run: dict[str, Any]) -> Iterator[None]:
+def _out_of_the_way(path: Path, is_ours: Callable[[Any], bool]) -> Iterator[None]:
     """Rename what is there under a checkpoint's name, unless it is a whole one of this run.
 
     If the block raises, it gets its name back.
     """
-    saved = _saved(path)
-    if os.path.lexists(path) and not (saved and saved["run"] == run and not _why_damaged(path)):
+    if os.path.lexists(path) and not (is_ours(_saved(path)) and not _why_damaged(path)):
         names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         path.rename(aside)
