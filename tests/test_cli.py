@@ -47,6 +47,10 @@ BAD_INPUT = {
     "doctor --program .": "--timeout and --program go with --distributed, under torchrun",
     "doctor --distributed --program ''": "--program is empty",
     "doctor --distributed": "RANK, LOCAL_RANK, WORLD_SIZE",
+    "simulate 0 python": "0 GPUs cannot be simulated: give a number from 1 to 16.",
+    "simulate 2 --name A100 python": "--name goes before the number of GPUs.",
+    "simulate 2": "Give the command to run",
+    "simulate 2 nosuch": "nosuch is no command here",
 }
 
 
@@ -89,7 +93,7 @@ def test_bad_input_gets_one_sentence_and_writes_nothing(capsys, files):
     for command, sentence in BAD_INPUT.items():
         status, out, err = answer(capsys, *shlex.split(command))
         assert (status, out) == (2, ""), command
-        assert re.fullmatch(r"torchclinic (inspect|fix|doctor): .*\n", err), command
+        assert re.fullmatch(r"torchclinic (inspect|fix|doctor|simulate): .*\n", err), command
         assert sentence in err
     assert sorted({*os.listdir()} - {"__pycache__"}) == files
 

@@ -24,7 +24,8 @@ from torch import nn
 from torchclinic import machine
 from torchclinic.machine import cpu_memory, device_table, why_no_cuda
 from torchclinic.where import find_mismatch, held_tensors, where_is
-from torchladder.devices import named_device, simulated_gpus, try_all_gpus, try_gpu
+from torchladder.devices import named_device, try_all_gpus, try_gpu, two_gpus
+from torchladder.launching import launch
 
 CPU, META, MPS = torch.device("cpu"), torch.device("meta"), torch.device("mps")
 CUDA0, CUDA1 = torch.device("cuda:0"), torch.device("cuda:1")
@@ -121,6 +122,21 @@ def test_the_reason_for_no_cuda_is_the_build_what_hides_the_gpus_or_the_driver(n
     assert why_no_cuda() == "Found no NVIDIA driver."
     pretend(monkeypatch, torch.backends.cuda, is_built=False)
     assert why_no_cuda().startswith("this build of torch has no CUDA support;")
+
+
+def after_one_real_gpu_was_used():
+    torch.cuda._initialized, torch.cuda._cached_device_count = True, 1
+    two_gpus()
+    there, total = torch.ones(2, device=try_gpu(1)), torch.tensor(0.0)
+    assert (try_all_gpus(), there.sum().item()) == ([CUDA0, CUDA1], 2)
+    with pytest.raises(RuntimeError, match="at least two devices, cuda:1 and cpu!"):
+        total += there.sum()
+    there *= torch.tensor(2.0)
+
+
+@pytest.mark.slow
+def test_a_program_has_two_gpus_though_it_has_used_the_only_real_one():
+    launch(after_one_real_gpu_was_used, world_size=1, backend="gloo")
 
 
 # --- the device table ---------------------------------------------------------------------------
@@ -249,16 +265,6 @@ def test_what_to_leaves_behind_in_a_list_of_modules_is_marked():
 # --- the first mismatch -------------------------------------------------------------------------
 
 
-def test_a_layer_on_another_of_two_gpus_is_named():
-    """Chapter 04 shows what is said, and finds what was left on the CPU."""
-    with simulated_gpus():
-        last = nn.Sequential(nn.Linear(3, 2, device="cuda:1"))
-        model = nn.Sequential(nn.Linear(4, 3, device="cuda:0"), last)
-        found = find_mismatch(model, torch.zeros(8, 4, device="cuda:0"))
-    assert (found.module, found.module_type, found.operation) == ("1.0", "Linear", "linear")
-    assert found.tensors == {"argument 0": CUDA0, "1.0.weight": CUDA1, "1.0.bias": CUDA1}
-
-
 class Parent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -268,12 +274,21 @@ class Parent(nn.Module):
         return torch.add(self.child(x), other=shift)
 
 
-def test_an_argument_by_name_that_meets_another_device_is_named():
-    with simulated_gpus():
-        there = torch.zeros(8, 4, device="cuda:0")
-        found = find_mismatch(Parent(), torch.zeros(4), shift=there)  # after its submodule
-    assert (found.module_type, found.operation) == ("Parent", "add")
-    assert found.tensors == {"argument 0": CPU, "argument other": CUDA0}
+def mismatches():
+    two_gpus()
+    last = nn.Sequential(nn.Linear(3, 2, device="cuda:1"))
+    model = nn.Sequential(nn.Linear(4, 3, device="cuda:0"), last)
+    there = torch.zeros(8, 4, device="cuda:0")
+    return find_mismatch(model, there), find_mismatch(Parent(), torch.zeros(4), shift=there)
+
+
+@pytest.mark.slow
+def test_a_layer_on_another_of_two_gpus_is_named_and_an_argument_on_another_device():
+    [(layer, argument)] = launch(mismatches, world_size=1, backend="gloo")
+    assert (layer.module, layer.module_type, layer.operation) == ("1.0", "Linear", "linear")
+    assert layer.tensors == {"argument 0": CUDA0, "1.0.weight": CUDA1, "1.0.bias": CUDA1}
+    assert (argument.module_type, argument.operation) == ("Parent", "add")  # after its submodule
+    assert argument.tensors == {"argument 0": CPU, "argument other": CUDA0}
 
 
 def test_a_model_on_meta_shows_what_pytorch_lets_pass_there():

@@ -95,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command("simulate", _simulate, "run a command with GPUs that are not there", two)
     add("count", type=int, help="how many GPUs, 1 to 16")
     add("--name", default="Tesla T4", help="what they are called; (simulated) is added")
-    add("--capability", default=7.5, type=float, help="such as 8.0; below that, no bf16 (7.5)")
+    add("--capability", default=(7, 5), type=capability,
+        help="such as 8.0; below that, no bf16 (7.5)")  # fmt: skip
     add("--memory", default=15_843_721_216, type=float, metavar="BYTES",
         help="of each: more is out of memory (15.8e9)")  # fmt: skip
     add("--with-real-gpu", action="store_true", help="simulate though a real GPU is there")
@@ -252,6 +253,10 @@ def find_problems() -> Iterator[str]:
 # --- simulate -----------------------------------------------------------------------------------
 
 
+def capability(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
 def _simulate(options: argparse.Namespace) -> None:
     """Run a command that sees simulated GPUs, and all that it starts: is the program right about
     where each tensor is? It says nothing about speed.
@@ -260,13 +265,14 @@ def _simulate(options: argparse.Namespace) -> None:
 
     if not options.program:
         raise UserError("Give the command to run: torchclinic simulate 2 python train.py")
-    major, minor = str(options.capability).split(".")
     settings = describe(
-        options.count, name=options.name, capability=(int(major), int(minor)),
+        options.count, name=options.name, capability=options.capability,
         memory=options.memory, with_real_gpu=options.with_real_gpu,
     )  # fmt: skip
-    sys.stdout.flush()
-    try:
-        os.execvpe(options.program[0], options.program, os.environ | inherited(settings))
-    except OSError as error:
-        raise UserError(f"{options.program[0]}: {error.strerror}.") from error
+    program = options.program[0]
+    if program.startswith("-"):
+        raise UserError(f"{program} goes before the number of GPUs.")
+    if not shutil.which(program):
+        raise UserError(f"{program} is no command here: nothing of that name can be run.")
+    print(f"Simulated GPUs: {options.count}. No time says anything about a GPU.", file=sys.stderr)
+    os.execvpe(program, options.program, os.environ | inherited(settings))

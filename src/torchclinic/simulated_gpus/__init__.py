@@ -7,12 +7,12 @@ storage carries the number of a GPU, and PyTorch's own errors are raised where d
 |---|---|
 | where each tensor is, and the errors of mixed devices | speed, and how much overlaps |
 | copies, views, `.data`, state dicts, `torch.save`, `map_location` | CUDA's own rounding |
-| `nn.DataParallel`, DDP, FSDP2, DTensor, DCP; `nccl`, which gloo carries | NCCL's hangs and limits |
+| `nn.DataParallel`, DDP, FSDP2, DTensor, DCP; `nccl`, sent by gloo | NCCL's hangs and limits |
 | memory as the sum of storages, out of memory at a limit | fragmentation, the context's memory |
 | generators of each GPU, reproducible | CUDA's own random numbers |
 | streams and events, in which all has happened | races between streams |
 | autocast and the scaler, with the CPU's list of operations | kernels that a GPU lacks |
-| `CUDA_VISIBLE_DEVICES`, a forked process that must not use CUDA | `torch.compile`: it runs eagerly |
+| `CUDA_VISIBLE_DEVICES`, a fork that must not use CUDA | `torch.compile`: it runs eagerly |
 """
 
 import json
@@ -70,7 +70,12 @@ def describe(count: int, **gpu: Any) -> str:
         raise UserError("GPUs are simulated on Linux and macOS only; on Windows, use WSL.")
     if unknown := gpu.keys() - T4.keys() - {"with_real_gpu"}:
         raise TypeError(f"simulate_gpus() got an unexpected keyword argument {min(unknown)!r}")
-    return json.dumps({"count": count} | T4 | gpu)
+    gpu = {"count": count} | T4 | gpu
+    if not 0 < gpu["memory"] < float("inf"):
+        raise UserError(f"No GPU has {gpu['memory']} bytes of memory: give a number such as 16e9.")
+    if len(gpu["capability"]) != 2:
+        raise UserError(f"{gpu['capability']} is no compute capability: give two, such as (8, 0).")
+    return json.dumps(gpu)
 
 
 def inherited(settings: str) -> dict[str, str]:
@@ -99,6 +104,8 @@ def install(settings: str) -> None:
     name, capability = f"{gpu['name']} (simulated)", tuple(gpu["capability"])
     for _ in range(gpu["count"]):
         placing.ALL.append(placing.GPU(name, capability, int(gpu["memory"])))
+    # Where the real GPU has been used, CUDA starts again.
+    torch.cuda._initialized, torch.cuda._cached_device_count = False, None
     cuda.simulate_cuda()
     parallel.simulate_data_parallel()
     parallel.simulate_nccl()

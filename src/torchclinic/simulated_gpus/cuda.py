@@ -1,5 +1,6 @@
 """`torch.cuda` and `torch.accelerator`: PyTorch's own Python, over answers in place of a driver."""
 
+import functools
 import os
 import time
 import types
@@ -7,9 +8,19 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from torchclinic.simulated_gpus.placing import ALL, GPUS, checked, current, device_at, here
+from torchclinic.simulated_gpus.placing import (
+    ALL,
+    GPUS,
+    checked,
+    current,
+    device_at,
+    generators,
+    here,
+)
 
+SEED = 67280421310721  # CUDA's own before anybody sets one
 settled: list[bool] = []  # whether CUDA has been used
 SLOW = "These GPUs are simulated: the time is the CPU's, and says nothing about a GPU."
 
@@ -88,13 +99,15 @@ class Event:
 
 
 class Generator(torch.Generator):
-    """A generator that says it is a GPU's."""
+    """A generator that can be a GPU's: its state is a seed and how much has been drawn."""
 
     def __new__(cls, device="cpu"):
         device = torch.device(device)
-        index = current() if device.index is None else device.index
         made = super().__new__(cls, "cpu" if device.type == "cuda" else device)
-        made.place = torch.device("cuda", checked(index)) if device.type == "cuda" else device
+        if device.type == "cuda":
+            index = current() if device.index is None else device.index
+            made.place, made.seed_and_offset = torch.device("cuda", checked(index)), [SEED, 0]
+            generators[made._cdata] = made
         return made
 
     def __init__(self, device="cpu"):
@@ -102,7 +115,39 @@ class Generator(torch.Generator):
 
     @property
     def device(self):
-        return self.place
+        return getattr(self, "place", None) or super().device
+
+    def manual_seed(self, seed):
+        if not hasattr(self, "place"):
+            return super().manual_seed(seed)
+        self.seed_and_offset = [int(seed), 0]
+        return self
+
+    def seed(self):
+        self.manual_seed(new := super().seed())
+        return new
+
+    def initial_seed(self):
+        return self.seed_and_offset[0] if hasattr(self, "place") else super().initial_seed()
+
+    def get_offset(self):
+        return self.seed_and_offset[1]
+
+    def set_offset(self, offset):
+        self.seed_and_offset[1] = offset
+
+    def get_state(self):
+        if not hasattr(self, "place"):
+            return super().get_state()
+        return torch.tensor(self.seed_and_offset, device="cpu").view(torch.uint8)
+
+    def set_state(self, state):
+        if not hasattr(self, "place"):
+            return super().set_state(state)
+        if state.numel() != 16:
+            raise RuntimeError("RNG state is wrong size")
+        self.seed_and_offset = state.view(torch.int64).tolist()
+        return self
 
 
 class Properties(types.SimpleNamespace):
@@ -159,6 +204,7 @@ def count() -> int:
         GPUS[:] = [ALL[int(index)] for index in visible]
         for index, gpu in enumerate(GPUS):
             gpu.generator.place = torch.device("cuda", index)
+            generators[gpu.generator._cdata] = gpu.generator
     return len(GPUS)
 
 
@@ -187,7 +233,7 @@ def memory_stats(index: int) -> dict:
     return (
         stats
         | {"oversize_allocations": dict(empty), "oversize_segments": dict(empty)}
-        | {count: 0 for count in (*counts, "num_device_free", "max_split_size")}
+        | dict.fromkeys((*counts, "num_device_free", "max_split_size"), 0)
     )
 
 
@@ -224,6 +270,10 @@ def nothing(*_: Any, **__: Any) -> None:
     pass
 
 
+def wait(*_: Any) -> None:
+    warnings.warn(SLOW, stacklevel=3)  # whoever waits for a GPU mostly holds a watch
+
+
 def of_this(function: Any) -> Any:
     return lambda index=None: function(current() if index is None else int(index))
 
@@ -255,9 +305,9 @@ def simulate_cuda() -> None:
         "_cuda_setDevice": set_device,
         "_cuda_hasPrimaryContext": lambda index: cuda.is_initialized(),
         "_cuda_canDeviceAccessPeer": lambda one, other: False,
-        "_cuda_getArchFlags": lambda: " ".join("sm_%d%d" % gpu.capability for gpu in GPUS[:1]),
+        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*ALL[0].capability),
         "_cuda_getCompiledVersion": lambda: 12080,
-        "_cuda_synchronize": nothing,
+        "_cuda_synchronize": wait,
         "_cuda_ipc_collect": nothing,
         "_cuda_sleep": nothing,
         "_cuda_isCurrentStreamCapturing": lambda: False,
@@ -280,7 +330,7 @@ def simulate_cuda() -> None:
         "_accelerator_getMemoryInfo": memory_info,
         "_accelerator_resetPeakStats": reset_peak,
         "_accelerator_resetAccumulatedStats": nothing,
-        "_accelerator_synchronizeDevice": nothing,
+        "_accelerator_synchronizeDevice": wait,
         "_accelerator_getStream": lambda index: cuda.current_stream(index),
         "_accelerator_setStream": lambda stream: cuda.set_stream(stream),
     }
@@ -291,27 +341,59 @@ def simulate_cuda() -> None:
     torch.Generator = Generator
     for gpu in ALL:
         gpu.generator = Generator("cpu")
+        gpu.generator.seed_and_offset = [SEED, 0]
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     simulate_autocast()
 
 
 def simulate_autocast() -> None:
-    """`autocast("cuda")` is the CPU's, whose list of operations is a little different."""
+    """`autocast("cuda")` is the CPU's, with what CUDA's casts to fp32 as well."""
     real = {name: getattr(torch, f"set_autocast_{name}") for name in ("enabled", "dtype")}
     is_enabled = torch.is_autocast_enabled
     dtypes = {"cuda": torch.float16, "cpu": torch.bfloat16}
+
+    def set_enabled(*args: Any) -> None:
+        device = "cuda" if len(args) == 1 else args[0]  # its old form was CUDA's
+        here.autocast = device == "cuda" and args[-1]
+        real["enabled"]("cpu" if device == "cuda" else device, args[-1])
 
     def set_dtype(device: str, dtype: torch.dtype) -> None:
         dtypes[device] = dtype
         real["dtype"]("cpu" if device == "cuda" else device, dtype)
 
-    torch.set_autocast_enabled = lambda *args: real["enabled"](
-        "cpu" if args[:1] == ("cuda",) or len(args) == 1 else args[0], args[-1]
-    )
+    torch.set_autocast_enabled, torch.set_autocast_dtype = set_enabled, set_dtype
     torch.is_autocast_enabled = lambda device="cuda": is_enabled(
         "cpu" if device == "cuda" else device
     )
-    torch.set_autocast_dtype = set_dtype
     torch.get_autocast_dtype = lambda device: dtypes.get(device, torch.bfloat16)
     torch.get_autocast_gpu_dtype = lambda: dtypes["cuda"]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        if has(name, "AutocastCUDA") and not has(name, "AutocastCPU"):
+            op, _, overload = name.removeprefix("aten::").partition(".")
+            if op not in NOT_FP32:
+                run = getattr(getattr(torch.ops.aten, op), overload or "default")
+                cast.impl(run, functools.partial(in_fp32, run), "AutocastCPU")
+
+
+NOT_FP32 = {"_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose"}
+NOT_FP32 |= {"_cudnn_rnn", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "rnn_relu_cell"}
+NOT_FP32 |= {"rnn_tanh_cell", "gru_cell", "lstm_cell", "_scaled_dot_product_flash_attention"}
+NOT_FP32 |= {"addmv", "addr", "mv", "einsum", "chain_matmul", "linalg_multi_dot", "addcdiv"}
+NOT_FP32 |= {"addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "vdot"}
+NOT_FP32 |= {"tensordot", "native_layer_norm"}
+cast = torch.library.Library("aten", "IMPL")
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def in_fp32(run: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        if getattr(here, "autocast", False):
+            args, kwargs = tree_map_only(torch.Tensor, as_fp32, (args, kwargs))
+        return run(*args, **kwargs)
+
+
+def as_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    low = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.float() if low and tensor.is_cuda else tensor

@@ -1,10 +1,12 @@
 """Each operation runs on the CPU, and its result is where its inputs are, or PyTorch's error."""
 
 import re
+import threading
 from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -13,6 +15,7 @@ from torchclinic.simulated_gpus.placing import (
     ANYWHERE,
     GPUS,
     device_at,
+    generators,
     gpu_in,
     gpu_of,
     here,
@@ -29,17 +32,24 @@ ANY_INDEX = {"index_fill_"}  # the CPU's way of x[indices] = number
 STRUCTURED = {"addmm", "addmv", "baddbmm", "bmm", "cat", "gather", "index_add", "mm"}
 STRUCTURED |= {"nll_loss_forward", "nll_loss_backward"}
 CPU = torch.device("cpu")
+CUDA, COMPOSITE = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd
 NONE = torch._C._disabled_torch_dispatch_impl
 
 
 class Places(TorchDispatchMode):
     """Every operation of the process passes here."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if is_fake():  # FakeTensorMode knows devices itself
             return func(*args, **(kwargs or {}))
         if any(kind.__torch_dispatch__ is not NONE for kind in types):
             return NotImplemented  # what a DTensor does with its parts comes here again
+        if isinstance(func, HigherOrderOperator):
+            kernels = func.py_kernels
+            with self:
+                return (kernels.get(CUDA) or kernels[COMPOSITE])(*args, **(kwargs or {}))
         if is_composite(func):  # inference mode hands it over undivided
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -86,7 +96,8 @@ def place(func: Any, args: Any, tensors: list, device: torch.device | None) -> i
         return ANYWHERE
     if name in INDEXING:
         return indexed(args, tensors, known)
-    meeting = [(t, gpu) for t, gpu in known if t.dim() or gpu is not None] or known
+    own = args[0] if func._schema.is_mutable and torch.Tag.pointwise in func.tags else None
+    meeting = [(t, gpu) for t, gpu in known if t.dim() or gpu is not None or t is own] or known
     places = {gpu for _, gpu in meeting}
     if name.startswith("_foreach"):
         for row in zip(*(arg for arg in args if isinstance(arg, (list, tuple))), strict=False):
@@ -157,18 +168,37 @@ def is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
+@cache
+def takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
 def drawn(func: Any, args: Any, kwargs: dict, gpu: int | None) -> Any:
     """What a GPU draws comes from its own generator, and leaves the CPU's alone."""
-    if gpu is None or gpu == ANYWHERE or kwargs.get("generator") is not None:
+    given = kwargs.get("generator")
+    generator = generators.get(given._cdata, given) if given is not None else None
+    if generator is not None and generator.device.type != device_at(gpu).type:
+        raise RuntimeError(
+            f"Expected a '{device_at(gpu).type}' device type for generator but found "
+            f"'{generator.device.type}'"
+        )
+    if gpu is None or gpu == ANYWHERE:
         return func(*args, **kwargs)
-    cpu, own = torch.default_generator, GPUS[gpu].generator
-    before = cpu.get_state()
-    cpu.set_state(own.get_state())
-    try:
-        return func(*args, **kwargs)
-    finally:
-        own.set_state(cpu.get_state())
-        cpu.set_state(before)
+    generator = generator or GPUS[gpu].generator
+    seed = hash(tuple(generator.seed_and_offset))
+    generator.seed_and_offset[1] += 4
+    if takes_generator(func):
+        return func(*args, **kwargs | {"generator": torch._C.Generator().manual_seed(seed)})
+    with one_at_a_time:
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            torch.default_generator.set_state(before)
+
+
+one_at_a_time = threading.Lock()
 
 
 # --- PyTorch's own words ------------------------------------------------------------------------

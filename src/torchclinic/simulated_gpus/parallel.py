@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ def check(args: Any, tensors: list) -> None:
         return
     from torch._C._distributed_c10d import ProcessGroup
 
-    for arg in args:
-        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-            if ProcessGroup.unbox(arg).group_name in only_cuda:
-                raise RuntimeError("No backend type associated with device type cpu")
+    scripted = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
+    groups = [ProcessGroup.unbox(arg) for arg in scripted if "ProcessGroup" in str(arg._type())]
+    if any(group.group_name in only_cuda for group in groups):
+        raise RuntimeError("No backend type associated with device type cpu")
 
 
 def simulate_nccl() -> None:
@@ -42,6 +43,8 @@ def simulate_nccl() -> None:
         devices = config.get_device_backend_map()
         if "nccl" not in devices.values():
             return make(*args, **kwargs)
+        if given.arguments.get("device_id"):  # kept from gloo, so barrier() would ask for it
+            warnings.filterwarnings("ignore", "barrier.*using the device under current context")
         given.arguments |= {"backend": "cpu:gloo,cuda:gloo", "device_id": None}
         given.arguments.pop("backend_options", None)
         given.arguments.pop("pg_options", None)

@@ -54,6 +54,7 @@ class GPU:
 
 ALL: list[GPU] = []
 GPUS: list[GPU] = []  # those that CUDA_VISIBLE_DEVICES showed when CUDA was used first
+generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 here = threading.local()  # as CUDA's, the current device is each thread's own
 
 

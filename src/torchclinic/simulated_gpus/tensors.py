@@ -28,6 +28,7 @@ from torchclinic.simulated_gpus.placing import (
 )
 
 Tensor, UntypedStorage = torch.Tensor, torch.UntypedStorage
+MODE = Places()  # which only C++ would hold otherwise
 REAL = {name: getattr(Tensor, name) for name in ("to", "numpy", "type", "copy_", "is_pinned")}
 
 
@@ -186,12 +187,7 @@ def placed(make: Any, tensor_method: bool = False) -> Any:
         device = default_device() if device is None else device
         if not isinstance(device, int) and torch.device(device).type not in ("cpu", "cuda"):
             return make(*args, **kwargs)
-        gpu, generator = gpu_in(device), kwargs.get("generator")
-        if generator is not None and generator.device.type != device_at(gpu).type:
-            raise RuntimeError(
-                f"Expected a '{device_at(gpu).type}' device type for generator but found "
-                f"'{generator.device.type}'"
-            )
+        gpu = gpu_in(device)
         pinned = kwargs.pop("pin_memory", False)
         with asking(gpu):
             result = make(*args, **{**kwargs, "device": "cpu"})
@@ -249,12 +245,18 @@ def resize(self, size):
 # --- all of them --------------------------------------------------------------------------------
 
 
+class Answer(property):
+    """A property; torch._dynamo asks each where it is from."""
+
+    __objclass__ = None
+
+
 def simulate_tensors() -> None:
-    Tensor.device = property(device_of)
-    Tensor.is_cuda = property(lambda self: self.device.type == "cuda")
-    Tensor.is_cpu = property(lambda self: self.device.type == "cpu")
+    Tensor.device = Answer(device_of)
+    Tensor.is_cuda = Answer(lambda self: self.device.type == "cuda")
+    Tensor.is_cpu = Answer(lambda self: self.device.type == "cpu")
     Tensor.get_device = lambda self: -1 if self.device.index is None else self.device.index
-    Tensor.grad = property(
+    Tensor.grad = Answer(
         torch._C.TensorBase.grad.__get__, set_grad, lambda self: set_grad(self, None)
     )
     torch.autograd._make_grads = make_grads
@@ -272,13 +274,13 @@ def simulate_tensors() -> None:
         setattr(torch, name, placed(getattr(torch, name)))
     for name in ("randn_like", "zeros_like"):
         setattr(torch, name, placed(getattr(torch, name)))
-    UntypedStorage.device = property(storage_device)
-    UntypedStorage.is_cuda = property(lambda self: self.device.type == "cuda")
+    UntypedStorage.device = Answer(storage_device)
+    UntypedStorage.is_cuda = Answer(lambda self: self.device.type == "cuda")
     UntypedStorage.__new__ = staticmethod(new_storage)
     UntypedStorage.resize_ = resize
     simulate_wrappers()
     enter_in_threads()
-    Places().__enter__()
+    MODE.__enter__()
 
 
 def simulate_wrappers() -> None:
@@ -298,7 +300,7 @@ def enter_in_threads() -> None:
     start = threading.Thread._bootstrap_inner
 
     def start_with_mode(self):
-        with Places():
+        with MODE:
             start(self)
 
     threading.Thread._bootstrap_inner = start_with_mode

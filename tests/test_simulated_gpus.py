@@ -1,0 +1,131 @@
+"""Simulated GPUs: which processes see them, who is refused, and what is said of speed.
+
+What they do, once there: `test_statements_on_devices.py`, under `make test-simulated`.
+"""
+
+import os
+import sys
+
+import pytest
+import torch
+from running import pretend, ran
+
+from torchclinic import UserError, simulated_gpus
+
+SIMULATE = [sys.executable, "-m", "torchclinic", "simulate"]
+SETTINGS = simulated_gpus.describe(2)
+
+STARTED = """
+import multiprocessing, os, subprocess, sys, threading
+import torch
+
+def gpus(*_):
+    made = [torch.ones(1, device=f"cuda:{i}") for i in range(torch.cuda.device_count())]
+    return [there.device.index for there in made]
+
+def main():
+    said = {"itself": gpus()}
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            said[method] = pool.apply(gpus)
+    loader = torch.utils.data.DataLoader(
+        [0], num_workers=1, collate_fn=gpus, multiprocessing_context="spawn"
+    )
+    said["loader"] = next(iter(loader))
+    thread = threading.Thread(target=lambda: said.update(thread=gpus()))
+    thread.start()
+    thread.join()
+    program = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name(1))"
+    print(subprocess.check_output([sys.executable, "-c", program], text=True).strip())
+    assert set(map(tuple, said.values())) == {(0, 1)}, said
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_every_process_and_thread_that_a_command_starts_sees_them(tmp_path):
+    (tmp_path / "started.py").write_text(STARTED)
+    options = {"cwd": tmp_path, "env": os.environ | {"CUDA_VISIBLE_DEVICES": "3,1"}}
+    said = ran(*SIMULATE, "--name", "A100", "4", "python", "started.py", **options)
+    assert said == "2 A100 (simulated)\n"
+
+
+@pytest.mark.slow
+def test_every_process_that_a_notebook_starts_sees_them(tmp_path):
+    first = "import torch, torchclinic; torchclinic.simulate_gpus(2)"
+    program = STARTED.replace("    main()", f"    {first}; {first}\n    main()")
+    (tmp_path / "started.py").write_text(program)
+    assert ran("python", "started.py", cwd=tmp_path) == "2 Tesla T4 (simulated)\n"
+
+
+@pytest.mark.slow
+def test_the_users_own_sitecustomize_runs_and_a_program_without_torch_runs_as_ever(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    program = "import sys; print(len(sys.argv), 'torch' in sys.modules)"
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    said = ran(*SIMULATE, "1", "python", "-c", program, "a b", env=env)
+    assert said.splitlines()[-2:] == ["mine", "2 False"]
+
+
+LIMITED = """
+import torch, warnings
+held = torch.zeros(200_000, device="cuda")
+try:
+    torch.zeros(200_000, device="cuda")
+except torch.OutOfMemoryError as error:
+    print(error)
+print(torch.cuda.memory_allocated(), torch.cuda.mem_get_info(1))
+del held
+torch.zeros(200_000, device="cuda")
+print(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+start.record(), end.record()
+with warnings.catch_warnings(record=True) as said:
+    start.elapsed_time(end)
+    torch.cuda.synchronize()
+print(*(warning.message for warning in said), sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_memory_ends_at_its_limit_and_whoever_measures_time_is_warned():
+    said = ran(*SIMULATE, "--memory", "1e6", "2", "python", "-c", LIMITED).splitlines()
+    assert said[0].startswith(
+        "CUDA out of memory. Tried to allocate 0.76 MiB. GPU 0 has a total capacity of 0.95 MiB "
+        "of which 0.19 MiB is free."
+    )
+    assert said[1:3] == ["800256 (1000000, 1000000)", "0 800256"]
+    assert ["simulated" in line for line in said[3:]] == [True, True]
+
+
+def test_a_real_gpu_an_older_pytorch_windows_and_other_gpus_are_refused(monkeypatch):
+    gpus = torch.cuda.device_count()
+    pretend(monkeypatch, torch.cuda, is_available=True)
+    with pytest.raises(UserError, match="This machine has a real GPU"):
+        simulated_gpus.install(SETTINGS)
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(UserError, match=r"for torch 2\.10 and newer, not 2\.9\.1\+cpu"):
+        simulated_gpus.install(SETTINGS)
+    monkeypatch.setenv(simulated_gpus.VARIABLE, simulated_gpus.describe(4))
+    with pytest.raises(UserError, match="Other GPUs are simulated here already"):
+        simulated_gpus.simulate_gpus(2)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UserError, match="use WSL"):
+        simulated_gpus.describe(2)
+    assert torch.cuda.device_count() == gpus
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"count": count} for count in (0, 17, True)),
+        *({"memory": size} for size in (-1, float("nan"))),
+        {"capability": (8,)},
+    ],
+    ids=str,
+)
+def test_gpus_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        simulated_gpus.describe(**{"count": 2} | wrong)
