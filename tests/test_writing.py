@@ -68,10 +68,14 @@ def test_what_is_no_regular_file_is_refused_and_stays(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")
     Path("link").symlink_to("pipe")
-    there = {path: path.lstat().st_ino for path in Path().iterdir()}
     names = {name: name for name in ("folder", "pipe", "itself", "socket")} | {"link": "pipe"}
     cases = {name: ("name a regular file", home) for name, home in names.items()}
-    for name, (message, home) in (cases | {"no/file": (r"\(No such file", "no/file")}).items():
+    Path("there").touch()
+    Path("by way of nowhere").symlink_to("no/../there")
+    cases |= {"no/file": ("No such", "no/file"), "no/../new": ("No such", "new")}
+    cases |= dict.fromkeys(("no/../there", "by way of nowhere"), ("No such", "there"))
+    there = {path: path.lstat().st_ino for path in Path().iterdir()}
+    for name, (message, home) in cases.items():
         with pytest.raises(OSError, match=message) as raised, atomic_file(name):
             pytest.fail("the block ran")
         assert raised.value.filename == str(tmp_path / home)

@@ -42,10 +42,12 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     ...     print(os.listdir(folder))
     ['notes.txt']
     """
-    path = Path(os.path.realpath(path))  # a link is written through, as open() would
+    given, path = path, Path(os.path.realpath(path))  # a link is written through, as open() would
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{LEFTOVER}")
     try:
         old_mode = _mode_of(path)
+        # To realpath, nosuch/../x is x: open() refuses that name.
+        os.stat(os.path.dirname(given) or "." if old_mode is None else given)
         # Nobody may read it while it is written who may not read the old file.
         mode = 0o666 if old_mode is None else 0o600
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))

@@ -34,6 +34,7 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
         "x.onnx": "ends in .pt or .safetensors",
         "pipe": "could not be written",
         "no/y.pt": "could not be written",
+        "no/../x.pt": "could not be written",
     }.items():
         with pytest.raises(CheckpointError, match=message):
             fix_checkpoint(path, tmp_path / name)
