@@ -385,7 +385,9 @@ def _newest_whole(source: Path) -> Path | None:
     best = source / "best.pt"
     if damaged and (saved := _saved(best)) and not _why_damaged(best):
         step = saved["step"]
-        copy_it = shlex.join(["cp", "--", str(best), str(source / f"step_{step:08d}.pt")])
+        names = (source / f"step_{'0' * i}{step:08d}.pt" for i in itertools.count())
+        free = next(name for name in names if not os.path.lexists(name))
+        copy_it = shlex.join(["cp", "-n", "--", str(best), str(free)])
         what = f"but best.pt, of step {step:,}. To go on from there: {copy_it}"
         raise ValueError(printable(f"No checkpoint in {source} is whole {what}"))
     if damaged:

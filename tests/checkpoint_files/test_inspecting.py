@@ -124,9 +124,11 @@ def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, mon
     key = re.search(r"\((--key[ =].*)\)\.$", repr(found), re.MULTILINE)[1]
     assert words_of(f"torchclinic {key}", tmp_path / "empty")[-1].removeprefix("--key=") == name
     saved(Path(), {"model": net().state_dict()}).rename(name)
-    command = re.search("(torchclinic fix .* -o fixed.pt) makes", repr(inspect_checkpoint(path)))[1]
-    words = words_of(command, tmp_path / "empty")
-    assert (words[0], Path(words[1]), words[2:]) == ("fix", path, ["-o", "fixed.pt"])
+    for free in ("fixed.pt", "fixed-2.pt"):
+        command = re.search("(torchclinic fix .* -o .*) makes", repr(inspect_checkpoint(path)))[1]
+        words = words_of(command, tmp_path / "empty")
+        assert (words[0], Path(words[1]), words[2:]) == ("fix", path, ["-o", free])
+        Path(free).touch()
     path.unlink()
     path.mkdir()
     for inside, pattern in {

@@ -12,6 +12,7 @@ from torchclinic.checkpoint_files.pickles import StandIn, walk
 from torchclinic.checkpoint_files.reports import (
     Report,
     ends,
+    free_name,
     key_option,
     lines,
     path_word,
@@ -132,7 +133,8 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
     is_plain = found.weights_at == "" and {*found.devices.values()} <= {"cpu"}
     sharded = path.is_dir() and found.format != "safetensors"
     if found.prefixes or found.oversized or found.imports or sharded or not is_plain:
-        yield f"torchclinic fix {path_word(path)} -o fixed.pt makes a plain state dict of it."
+        free = free_name("fixed.pt")
+        yield f"torchclinic fix {path_word(path)} -o {free} makes a plain state dict of it."
     else:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."
 

@@ -1,8 +1,10 @@
 """How the reports on checkpoints are set: 80 columns, and never longer than a screen or two."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
+from itertools import chain, count
 from textwrap import wrap
 from types import SimpleNamespace
 
@@ -59,6 +61,13 @@ def word(text: object) -> str:
 def path_word(path: object) -> str:
     """A path as a `word` that no program takes for an option."""
     return word(f"./{path}" if str(path).startswith("-") else path)
+
+
+def free_name(name: str) -> str:
+    """A name for a file in this folder that a printed command may write: ``x.pt``, or x-2.pt..."""
+    stem, end = os.path.splitext(name)
+    names = chain([name], (f"{stem}-{i}{end}" for i in count(2)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def key_option(key: str) -> str:
