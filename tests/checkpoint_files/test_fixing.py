@@ -27,6 +27,7 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
     before = path.read_bytes()
     (tmp_path / "link.pt").symlink_to(path)
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "kept.pt").touch(0o444)
     for name, message in {
         path: "is the source",
         "link.pt": "is the source",
@@ -35,11 +36,12 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
         "pipe": "could not be written",
         "no/y.pt": "could not be written",
         "no/../x.pt": "could not be written",
+        "kept.pt": "is write-protected",
     }.items():
         with pytest.raises(CheckpointError, match=message):
             fix_checkpoint(path, tmp_path / name)
     assert path.read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["link.pt", "pipe", "x.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["kept.pt", "link.pt", "pipe", "x.pt"]
 
 
 def test_with_a_model_the_file_gets_its_keys(tmp_path):

@@ -1,6 +1,7 @@
 """Turn a checkpoint of any kind into a plain state dict that loads everywhere."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
@@ -97,6 +98,8 @@ def fix_checkpoint(
         raise CheckpointError(f"{target}: name a file to write that ends in .pt or .safetensors.")
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
+    if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
+        raise CheckpointError(f"{target} is write-protected: name another file, or chmod +w it.")
     if model is None and (note := shard_note(checkpoint.path)):
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
     where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
