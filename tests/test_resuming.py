@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import torch
 from running import NO_CHECKSUMS, alive
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
+from torch.utils.data import Subset, TensorDataset
 
 from torchclinic.writing import LOCK, sole_use
 from torchladder import checkpoint
@@ -49,6 +51,12 @@ def new_net(hidden=16):
         nn.Linear(hidden, 10),
     )  # fmt: skip
     net.register_forward_pre_hook(brighter)
+    return net
+
+
+def tanh_net():
+    net = new_net()
+    net[3] = nn.Tanh()
     return net
 
 
@@ -206,6 +214,7 @@ def test_without_chance_another_number_of_ranks_learns_the_same(tmp_path, capfd)
 def test_another_run_is_refused_with_both_values(tmp_path):
     trained(tmp_path, epochs=1)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    zeros = torch.zeros_like(small_data().train_labels)
     net = r"model's 1.weight was \(16, 784\) float32, now"
     for options, message in [
         ({"seed": 1}, "seed was 0, now 1"),
@@ -214,6 +223,8 @@ def test_another_run_is_refused_with_both_values(tmp_path):
         ({"batch_size": 16}, "batch_size x world_size was 32, now 16"),
         ({"precision": "bf16-mixed"}, "precision was fp32, now bf16-mixed"),
         ({"data": small_data(20)}, "data was .* 210 train .*, now .* 200 train"),
+        ({"data": replace(small_data(), train_labels=zeros)}, "data was .*, checksum .*, now"),
+        ({"net": tanh_net}, "model was Sequential of .* ReLU, now .* Tanh"),
         ({"net": lambda: new_net(8)}, rf"{net} \(8, 784\) float32; .*; and 4 more"),
         ({"net": lambda: new_net().double()}, rf"{net} \(16, 784\) float64"),
         ({"net": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))}, rf"{net} \(10, 784\)"),
@@ -221,6 +232,16 @@ def test_another_run_is_refused_with_both_values(tmp_path):
         with pytest.raises(ValueError, match=rf"step_00000007.pt is of another run: .*{message}"):
             trained(tmp_path, **{"epochs": 1} | options)
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_tensors_of_the_same_sizes_are_other_data(tmp_path):
+    one, two = (TensorDataset(torch.eye(8), torch.arange(8) // n % 2) for n in (1, 4))
+    parts = Subset(one, range(4)), Subset(one, range(4, 8))
+    for i, (old, new) in enumerate([(one, two), parts]):
+        options = {"epochs": 1, "batch_size": 2, "checkpoint_dir": tmp_path / f"{i}"}
+        train(nn.Linear(8, 2), (old, old), **options)
+        with pytest.raises(ValueError, match=r"data was .*, checksum .*, now "):
+            train(nn.Linear(8, 2), (new, old), **options)
 
 
 def test_another_optimizer_and_missing_keys_are_named(tmp_path):

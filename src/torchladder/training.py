@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from tqdm import tqdm
 
-from torchclinic.modules import evaluation_mode
+from torchclinic.modules import evaluation_mode, unwrapped
 from torchclinic.tables import Table, in_bytes
 from torchladder import checkpoint
 from torchladder.data import ImageData, dataloader
@@ -147,8 +148,9 @@ def train(
     images = len(batches.dataset)  # pyrefly: ignore[bad-argument-type] - it is map-style
     if batch_size > images:
         raise ValueError(f"batch_size={batch_size}: there are {images:,} training images.")
-    settings = {"data": _described(data), "epochs": epochs, "lr": lr, "seed": seed}
-    settings |= {"precision": precision, "batch_size x world_size": batch_size * world_size}
+    settings = {"data": _described(data), "model": _layers(model), "epochs": epochs, "lr": lr}
+    settings |= {"seed": seed, "precision": precision}
+    settings |= {"batch_size x world_size": batch_size * world_size}
     wrapped = parallelize(model.to(device), rung)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     steps = epochs * len(batches)
@@ -477,11 +479,38 @@ def parallelize(model: nn.Module, rung: str) -> nn.Module:
 
 
 def _described(data: ImageData | Sequence[Dataset]) -> str:
-    """One line that tells these data from others, the same in every process."""
+    """One line that tells these data from others, the same in every process.
+
+    Of data that are in no tensors, only their kind and number: to read them may take long, or
+    change them at random.
+    """
+    text = str(data)
+    if not isinstance(data, ImageData):
+        # pyrefly: ignore[bad-argument-type] - a map-style one has a length
+        text = " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
+    numbers = 0
+    for part in [data] if isinstance(data, ImageData) else data:
+        for tensor in _tensors_of(part):
+            flat = tensor.detach().flatten()
+            some = flat[:: 1 + len(flat) // 1_000_000].cpu().contiguous()
+            numbers = zlib.crc32(some.view(torch.uint8).numpy(), numbers)
+    return f"{text}, checksum {numbers:08x}" if numbers else text
+
+
+def _tensors_of(data: Any) -> Iterator[Tensor]:
     if isinstance(data, ImageData):
-        return str(data)
-    # pyrefly: ignore[bad-argument-type] - a map-style one has a length
-    return " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
+        yield from (*data.split("train"), *data.split("test"))
+    elif isinstance(data, TensorDataset):
+        yield from (tensor for tensor in data.tensors if tensor.layout is torch.strided)
+    elif isinstance(data, Subset):
+        yield torch.tensor(data.indices)
+        yield from _tensors_of(data.dataset)
+
+
+def _layers(model: nn.Module) -> str:
+    """What tells the model from one of the same shapes: the kinds of its layers."""
+    first, *others = [type(module).__name__ for module in unwrapped(model).modules()]
+    return f"{first} of {', '.join(sorted({*others}))}" if others else first
 
 
 def _check_settings(model: nn.Module, epochs: int, rung: str, precision: str) -> None:
