@@ -32,7 +32,7 @@ class moving_table:
             return self.layer(x + self.table.to(x.device))
 
     class cpu_in_forward(Layer):
-        """Tensor on device cpu is not on the expected device meta"""
+        """Expected all tensors to be on the same device"""
 
         def forward(self, x):
             return self.layer(x + torch.arange(4.0))
@@ -68,6 +68,24 @@ class left_behind:
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
         first = next(iter(tensors.values()), torch.empty(0)).device.type
         return sorted(name for name, tensor in tensors.items() if tensor.device.type != first)
+
+    def first_levels(model):
+        """what is returned lacks what is three levels deep"""
+        first, found = next(model.parameters(), torch.empty(0)).device, []
+        for path, module in [("", model), *model.named_children()]:
+            for name, tensor in (module._parameters | module._buffers).items():
+                if tensor is not None and tensor.device != first:
+                    found += [f"{path}.{name}".lstrip(".")]
+        return sorted(found) if [*model.parameters()] else []
+
+    def first_of_each_module(model):
+        """StopIteration"""
+        if not [*model.parameters()]:
+            return []
+        first = next(model.parameters()).device
+        odd = [n for n, m in model.named_modules() if next(m.parameters()).device != first]
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return sorted(n for n, t in tensors if t.device != first or n.rpartition(".")[0] in odd)
 
     def of_the_modules(model):
         """right"""
@@ -106,12 +124,25 @@ class train:
         return loop(model, batches, device, optimizer=optimizer)
 
     def targets_left(model, batches, device):
-        """Tensor on device meta is not on the expected device cpu"""
+        """Expected all tensors to be on the same device"""
         return loop(model, batches, device, "y")
 
     def total_left(model, batches, device):
-        """on meta, all runs, but the loss that is returned is on cpu"""
+        """Expected all tensors to be on the same device"""
         return loop(model, batches, device, "total")
+
+    def loss_brought_back(model, batches, device):
+        """on cuda:1, all runs, but the loss that is returned is on cpu"""
+        return loop(model, batches, device).cpu()
+
+    def on_a_gpu_of_its_own(model, batches, device):
+        """on cuda:1, all runs, but the loss that is returned is on cuda:0"""
+        return loop(model, batches, "cuda:0" if "cuda" in device else device)
+
+    def shapes_alone(model, batches, device):
+        """the loss on cuda:1 is"""
+        moved = [torch.zeros_like(x, device=device) if device != "cpu" else x for x, _ in batches]
+        return loop(model, [*zip(moved, [y for _, y in batches], strict=True)], device)
 
     def set_as_default(model, batches, device):
         """right"""
