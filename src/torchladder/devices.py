@@ -1,9 +1,6 @@
-"""The i-th GPU, all of them, the device that a person has named, or GPUs that are not there."""
-
-from functools import cache
+"""The i-th GPU, all of them, the device that a person has named, or two on every machine."""
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchclinic import simulate_gpus
 from torchclinic.machine import why_no_cuda
@@ -70,15 +67,3 @@ def two_gpus() -> None:
     """
     if torch.cuda.device_count() < 2:
         simulate_gpus(2, with_real_gpu=True)
-
-
-def simulated_gpus() -> TorchDispatchMode:
-    """Inside it, tensors have no data and can be on any GPU, also on one that is not here.
-
-    PyTorch's private ``FakeTensorMode``: use it to learn, not in your programs.
-    """
-    from torch._subclasses import fake_tensor
-
-    # Where there is a GPU, torch would make a tensor on the real one of that number, too.
-    fake_tensor.init_gpu_context = cache(lambda device: None)
-    return fake_tensor.FakeTensorMode()
