@@ -216,6 +216,23 @@ def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path)
     assert torch.equal(model.conv.weight, averaged["conv.weight"])
 
 
+def test_tensors_beside_the_weights_are_not_taken_for_them(tmp_path):
+    beside = {name: torch.ones(3) for name in ("rng_state", "mean", "std")}
+    state, scale = net().state_dict(), {"scale": torch.ones(1)}
+    for name, thing in {
+        "model": {"model": state} | beside,
+        "state_dict": {"state_dict": scale} | beside,
+        "it": {"it": net()} | beside,
+        "a.model": {"a": {"model": state} | beside, "epoch": 1},
+        "": state | {"running": scale, "ema": state, "rng": {**state, **beside}},
+    }.items():
+        assert inspect_checkpoint(saved(tmp_path, thing)).weights_at == name
+    path = saved(tmp_path, {"generator": state} | beside)
+    with pytest.raises(CheckpointError, match=r"'', 'generator'.*Choose one"):
+        fix_checkpoint(path, tmp_path / "y.pt")
+    assert len(fix_checkpoint(path, tmp_path / "y.pt", key="").names) == 3
+
+
 # Dtypes that safetensors lacks.
 LACKING = tuple(f"torch.{name}" for name in ("bcomplex", "bits", "complex32", "complex128"))
 

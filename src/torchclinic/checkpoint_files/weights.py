@@ -29,8 +29,11 @@ def is_state_dict(value: Any) -> bool:
     """Whether it is a dict of named tensors, for the most part."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         return False
-    tensors = sum(isinstance(v, Tensor) or is_unread_tensor(v) for v in value.values())
-    return len(value) > 0 and 2 * tensors >= len(value)
+    return len(value) > 0 and 2 * _count(value) >= len(value)
+
+
+def _count(value: Mapping) -> int:
+    return sum(isinstance(v, Tensor) or is_unread_tensor(v) for v in value.values())
 
 
 def is_unread_tensor(value: Any) -> bool:
@@ -82,8 +85,7 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     """
     every = list(_state_dicts(tree, (), set()))
     found = dict(every)
-    best = min(map(_preference, found), default=None)
-    chosen = [name for name in found if _preference(name) == best] if key is None else [key]
+    chosen = _likeliest(found) if key is None else [key]
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {describe(tree)}.")
     if chosen[0] not in found:
@@ -100,8 +102,36 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     return chosen[0], _parts_of(weights, path) if is_model(weights) else weights
 
 
-def _preference(name: str) -> tuple:
-    """Lower is more likely what is meant: the top, a usual name, any, an average's, RNG state."""
+def _likeliest(found: Mapping[str, Mapping]) -> list[str]:
+    """The names of what is likely meant: several, if it cannot be told."""
+    order, looked_into = {name: _likeliness(name) for name in found}, set()
+    while True:
+        best = min(order.values(), default=None)
+        chosen = [name for name in found if order[name] == best]
+        if len(chosen) != 1 or chosen[0] in looked_into:
+            return chosen
+        order[chosen[0]] = _looked_into(chosen[0], found)
+        looked_into |= {*chosen}
+
+
+def _looked_into(name: str, found: Mapping[str, Mapping]) -> tuple:
+    """How likely a state dict is, given those inside: it may be a checkpoint with a few tensors.
+
+    It comes after one of a usual name or a whole model, and equals one that has more tensors.
+    """
+    own, count = _likeliness(name), _count(found[name])
+    for other in found:
+        *odd, unusual, depth = _likeliness(other)
+        if len(other) > len(name) and other.startswith(f"{name}." if name else "") and not any(odd):
+            if not unusual or is_model(found[other]):
+                own = max(own, (*odd, unusual, depth + 0.5))
+            elif _count(found[other]) > count:
+                own = max(own, (*odd, unusual, depth))
+    return own
+
+
+def _likeliness(name: str) -> tuple:
+    """Lower is likelier: the top, a usual name, any, an average's, RNG state."""
     kinds = "rng" in name, bool(AVERAGED.search(name)), name.rpartition(".")[2] not in WEIGHTS
     return (*kinds, name.count(".") + 1) if name else (False, False, False, 0)
 
