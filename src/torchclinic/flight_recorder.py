@@ -78,8 +78,9 @@ def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
             raise _error("twice", name=names[rank], other=name, ranks=_ranks([rank]))
         dump, names[rank] = _load(name, content), name
         try:
-            ranks[rank] = [_call(entry) for entry in _bounded(dump["entries"], len(content))]
-            configs = " ".join({sys.intern(group["ranks"]) for group in dump["pg_config"].values()})
+            whose = {key: sys.intern(group["ranks"]) for key, group in dump["pg_config"].items()}
+            ranks[rank] = [_call(e, whose) for e in _bounded(dump["entries"], len(content))]
+            configs = " ".join({*whose.values()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _error("version", name=name, version=_text(dump["version"])[:9]) from error
         known |= {int(other) for other in re.findall("[0-9]{1,6}", configs)}
@@ -131,8 +132,12 @@ def _number(value: Any) -> float:
     return value
 
 
-def _call(entry: dict) -> dict:
-    """What is compared of an entry; it is alike in NCCL's dumps and gloo's."""
+def _call(entry: dict, whose: dict[str, str]) -> dict:
+    """What is compared of an entry; it is alike in NCCL's dumps and gloo's.
+
+    `whose` has the ranks of each group: all groups along one dimension of a mesh have one
+    description, and may have one name.
+    """
     op = _text(entry["profiling_name"]).partition(":")[2]
     name, description = map(_text, entry["process_group"][:2])
     size = [str([int(_number(n)) for n in shape]) for shape in entry["input_sizes"]]
@@ -144,6 +149,7 @@ def _call(entry: dict) -> dict:
     return {
         "op": op, "text": op + "".join(place), "p2p": entry.get("is_p2p") is True,
         "group": name if description in ("", "undefined") else description,
+        "key": (name, description, whose.get(name)),
         "number": int(_number(entry["collective_seq_id"])),
         "size": " ".join(size) if op in KNOWN["same_size"] else "",
         "seconds": _number(entry["time_created_ns"]) / 1e9,
@@ -156,7 +162,7 @@ def _check_run(ranks: dict[int, list[dict]]) -> None:
     """In one run, no rank comes to a call later than its time limit after another one."""
     first = {}
     for rank, call in ((r, c) for r, calls in ranks.items() for c in calls if not c["p2p"]):
-        other, before = first.setdefault((call["group"], call["number"]), (rank, call))
+        other, before = first.setdefault((call["key"], call["number"]), (rank, call))
         apart = call["seconds"] - before["seconds"]
         if abs(apart) > (limit := min(call["limit"], before["limit"])):
             late_call = call | {"seconds": round(abs(apart)), "limit": round(limit)}
@@ -176,29 +182,29 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
     groups = {}
     for rank, calls in ranks.items():
         for call in (call for call in calls if not call["p2p"]):
-            group = call["group"]
             # In the group of all, a rank that made no call is one, too.
-            made = groups.setdefault(group, {r: {} for r in ranks if group == "default_pg"})
+            every = {r: {} for r in ranks if call["group"] == "default_pg"}
+            made = groups.setdefault(call["key"], every)
             made.setdefault(rank, {}).setdefault(call["number"], call)
-    found = {name: finding for name in groups if (finding := _difference(groups[name]))}
+    found = {key: finding for key in groups if (finding := _difference(groups[key]))}
 
     def where(rank: int, call: dict | None = None, word: str = "in") -> str:
         if not call and ranks[rank]:
             call = ranks[rank][-1]
-            finding = found.get(call["group"])
+            finding = found.get(call["key"])
             stuck = finding and call["number"] >= finding["number"]
             stuck = not call["ended"] if call["p2p"] else stuck
             word = "in" if stuck else "after"
         return KNOWN["line"][word if call else "never"].format(**call or {})
 
-    for name, finding in found.items():
+    for key, finding in found.items():
         kind, places = finding["kind"], {}
         pair = finding["number"], finding["number"] + 1
-        for rank, made in groups[name].items():
+        for rank, made in groups[key].items():
             call, then = (made.get(number) for number in pair)
             word = "in" if kind == "skipped" and rank in finding["ranks"] else kind
             places[rank] = where(rank, call and call | {"then": then and then["text"]}, word)
-        gaps = finding | {"group": name, "ranks": _ranks(finding["ranks"]).capitalize()}
+        gaps = finding | {"ranks": _ranks(finding["ranks"]).capitalize()}
         gaps["next"] = pair[1]
         finding["says"] = KNOWN["says"][kind].format(**gaps)
         finding |= {"entry": KNOWN["entry"][kind], "lines": _lines(places)}
@@ -225,7 +231,7 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
                 swapped = kind == "skipped" and _in_two_orders(ranks.values(), number)
                 call = next(call for call in calls.values() if call and call[key] == usual)
                 difference = {"kind": "order" if swapped else kind, "number": number, "ranks": odd}
-                return difference | {key: call[key] for key in ("op", "seconds")}
+                return difference | {key: call[key] for key in ("op", "seconds", "group")}
     return None
 
 

@@ -112,6 +112,19 @@ def test_the_first_difference_is_named_with_where_every_rank_is():
         assert (found["says"], found["lines"], absent) == (says, lines, [])
 
 
+def test_groups_of_one_description_are_compared_each_for_itself():
+    """Along one dimension of a mesh. `split_group` gives them one name, too."""
+    dumps = [dump(*(entry(number=n, group=("1", "mesh_tp")) for n in ns)) for ns in ([1], [1, 2])]
+    dumps = [copy.deepcopy(dumps[i]) for i in (0, 0, 1, 1)]
+    for rank, one in enumerate(dumps):
+        one["pg_config"]["1"] = {"name": "1", "ranks": "[2, 3]" if rank > 1 else "[0, 1]"}
+    assert compared(*dumps)[0][0]["kind"] == "same"
+    dumps[3]["entries"].pop()
+    assert (
+        compared(*dumps)[0][0]["says"] == "Rank 3 did not make call 2 of group mesh_tp, all_reduce."
+    )
+
+
 def test_of_a_ring_that_is_full_only_what_all_ranks_still_have_is_compared():
     last = [entry(number=n) for n in range(900, 1001)]
     (found,), _ = compared(dump(*last[50:]), dump(*last[:-1]), dump(*last), dump(*last))
