@@ -37,9 +37,9 @@ PART = 2**17  # of which so many are looked at together
 SPAN = 10 * GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
-# The last line of a traceback; and a time of glog, loggers and the like.
+# The last line of a traceback; and a time of glog, loggers and the like, by its parts.
 FAILURE = re.compile(rf"(?am)^{PREFIX}([\w.]{{0,200}}(?:Error|Exception)(?::.{{1,300}}|$))")
-TIME = re.compile(r"(\d\d-?\d\d)[ T_](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)", re.ASCII)
+TIME = re.compile(r"(?:(\d{4})-?)?(\d\d)-?(\d\d)[ T_](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
 
 
 class Shortened(str):
@@ -166,17 +166,34 @@ def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
     failures = {name: failure for name, text in several if (failure := _failure(text))}
     if not failures:
         return _named_first(without_colours("\n".join(texts.values())))
-    times = {name: time for name, (time, *_) in failures.items()}
+    times = _in_one_form({name: time for name, (time, *_) in failures.items()})
     evidence = "by the times in the logs"
     if len(failures) == 1:
         evidence = "the only one with an error of its own"
-    elif not all(times.values()):
-        times = {name: os.stat(name).st_mtime for name in failures}
+    elif [*times.values()].count(min(times.values(), default=None)) != 1:
+        times = {name: os.stat(0 if name == "-" else name).st_mtime for name in failures}
         evidence = "by the times of the files"
-    name = min(failures, key=times.__getitem__)
+    name = min(failures, key=lambda name: times.get(name, ()))
     rank, text = failures[name][1] or _whose(name), failures[name][2]
     says = f"{rank.capitalize() or 'One'} failed first, {evidence}, in {printable(name)}: {text}"
     return {"rank": rank, "file": name, "text": text, "says": says}
+
+
+def _in_one_form(times: dict[str, tuple]) -> dict[str, tuple]:
+    """The times, so that they can be compared: none if one is lacking.
+
+    Not every log tells years or fractions of seconds. Without years, a log that ends in January
+    comes after one that ends in December.
+    """
+    if not all(times.values()):
+        return {}
+    dated, digits = all(t[0] for t in times.values()), min(len(t[4]) for t in times.values())
+    months = [int(t[1]) for t in times.values()]
+    turned = not dated and max(months) - min(months) > 6
+    return {
+        name: (year * dated, int(month) + 12 * (turned and month < "07"), *rest, part[:digits])
+        for name, (year, month, *rest, part) in times.items()
+    }
 
 
 def _named_first(log: str) -> dict[str, str]:
@@ -194,14 +211,14 @@ def _named_first(log: str) -> dict[str, str]:
     return {}
 
 
-def _failure(log: str) -> tuple[str, str, str] | None:
+def _failure(log: str) -> tuple[tuple, str, str] | None:
     """Time, rank and text of a log's first error that does not follow from another rank's."""
     log = without_colours(log)
     for line in islice(FAILURE.finditer(log), 50):  # which may all follow
         follows = any(match.error.kind == "follows" for match in errors.find(line[1]))
         if not follows and not PEER_IS_GONE.search(line[1]):
             near = "\n".join(log[: line.end()].rsplit("\n", NEAR)[-NEAR:])
-            time = "".join(map(" ".join, TIME.findall(near)[-1:]))
+            time = next(iter(TIME.findall(near)[-1:]), ())
             return time, rank_of([line[0]], 0), excerpt(line[1], 0)
     return None
 

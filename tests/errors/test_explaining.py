@@ -141,7 +141,17 @@ OLD, NEW, OWN = (f"logs/run/attempt_{at}/stderr.log" for at in ("2/0", "10/0", "
 
 def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for later, first in [
+        ("I1122 05:20:01.5", "11-22 05:20:00,9"),
+        ("01-01 00:00:03", "E1231 23:59:58.1"),
+        ("2027-01-01 00:00:03", "2026-12-31 23:59:58"),
+        ("2026-11-22 05:20:09.1", "20261122 05:20:09,03"),
+    ]:
+        texts = {f"{n}.log": f"{time} x\nKeyError: 'i'\n" for n, time in enumerate((later, first))}
+        assert logs.first_to_fail(texts)["file"] == "1.log", first
+    in_one_second = {f"{n}.log": TIMED.format(f"09{part}") for n, part in enumerate(["", ".5"])}
     for texts, says in [
+        (in_one_second, "One failed first, by the times of the files, "),
         ({"rank0.log": GONE, "rank1.log": LOG}, "Rank 1 failed first, the only one with an error "),
         (
             {"0.log": TIMED.format(31), "1.log": TIMED.format("09")},
