@@ -147,15 +147,17 @@ def test_two_folders_agree_only_if_names_and_contents_do(tmp_path):
         "another name": {"b.py": "x"},
         "joined": {"a.py": "x\0y"},
         "parted": {"a.py": "x", "b.py": "y"},
+        "configured": {"a.py": "x", "b.yaml": "y"},
+        "otherwise": {"a.py": "x", "b.yaml": "z"},
     }
     for folder, files in folders.items():
         (tmp_path / folder / "folder.py").mkdir(parents=True)
         os.mkfifo(tmp_path / folder / "pipe.py")  # to read it would take for ever
-        for name, text in files.items():
+        for name, text in {**files, "log.txt": folder}.items():
             (tmp_path / folder / name).write_text(text)
     ours, same, *others = (doctor.hash_of(str(tmp_path / folder)) for folder in folders)
     assert ours == same
-    assert len({ours, *others}) == 4
+    assert len({ours, *others}) == 6
 
 
 @pytest.mark.slow

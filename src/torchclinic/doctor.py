@@ -37,6 +37,9 @@ MEASURING = 30.0  # seconds that measuring may take, besides
 JOIN, MEASURE = "join the process group", "time all-reduces"  # what a rank is doing
 # What a rank says that cannot reach another, which may be the fault of either.
 EFFECT = re.compile(PEER_IS_GONE.pattern + "|connectFullMesh|[Tt]ime(d |-)?out")
+# How the files end, of a folder with a program, that must be alike: not data, logs or weights.
+PROGRAMS = {".py", ".pyx", ".sh", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf"}
+PROGRAMS |= {".jinja", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh"}
 # If hosts differ in one of these, it is a problem, and this is what to do.
 MUST_AGREE = {
     "WORLD_SIZE": "start all hosts with the same --nnodes and --nproc-per-node",
@@ -167,9 +170,10 @@ def interface_used(backend: str) -> tuple[str | None, str | None]:
 
 
 def hash_of(program: str) -> str:
-    """Eight digits that tell one version of a file, or of a folder's Python files, from another."""
+    """Eight digits that tell one version of a file, or of a folder's `PROGRAMS`, from another."""
     path = Path(program)
-    files = sorted(f for f in path.rglob("*.py") if f.is_file()) if path.is_dir() else [path]
+    inside = (f for f in path.rglob("*") if f.suffix in PROGRAMS and f.is_file())
+    files = sorted(inside) if path.is_dir() else [path]
     parts = [(str(f.relative_to(path)), hashlib.sha256(f.read_bytes()).hexdigest()) for f in files]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
