@@ -10,6 +10,7 @@ import base64
 import inspect
 import json
 import linecache
+import multiprocessing as mp
 import os
 import re
 import signal
@@ -92,13 +93,14 @@ def load(cells: Cells, names: list[str], folder: Path, limit: float) -> tuple[di
     for name, source in cells:  # of a notebook: `launch` shows its lines
         if not os.path.exists(name):
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(temporary, "answers.json")
-        command = [sys.executable, "-m", "torchexercises.loading", str(out), *names]
+    theirs, ours = mp.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as temporary, theirs, ours:
+        out, pipe = Path(temporary, "answers.json"), theirs.fileno()
+        command = [sys.executable, "-m", "torchexercises.loading", str(out), str(pipe), *names]
         # What a hand-in prints might look like a verdict.
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            text=True, cwd=folder, start_new_session=True,
+            text=True, cwd=folder, start_new_session=True, pass_fds=[pipe],
         )  # fmt: skip
         try:
             child.communicate(json.dumps(cells), timeout=limit)

@@ -13,10 +13,12 @@ from unittest.mock import MagicMock
 import cloudpickle
 
 import torchexercises as check
+from torchladder.launching import end_with
 
 
 def main() -> None:
-    out, *names = sys.argv[1:]
+    out, grader, *names = sys.argv[1:]
+    end_with([int(grader)])  # killed, it can end nothing
     check.Exercise.__call__ = lambda self, *answers, **options: None  # check cells
     hand_in = types.ModuleType("hand_in")
     hand_in.__dict__["get_ipython"] = MagicMock()  # magics of an exported notebook

@@ -586,14 +586,7 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     ends = [caller]
     with suppress(AttributeError, OSError):  # Linux's: who is forked from the caller has its pipes
         ends.append(os.pidfd_open(parent.pid))
-    threading.Thread(target=_end_with_the_caller, args=(ends,), daemon=True).start()
-    # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
-    with suppress(ImportError, AttributeError, OSError):
-        from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
-
-        fcntl(caller, F_SETOWN, -os.getpid())
-        fcntl(caller, F_SETSIG, signal.SIGKILL)
-        fcntl(caller, F_SETFL, os.O_ASYNC)
+    end_with(ends)
     # What runs at exit is the function's own: what torch registered in the fork server takes 0.2 s.
     atexit._clear()
     finalize: Any = weakref.finalize  # whose private names the type checker does not know
@@ -610,6 +603,18 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # The thread that aborts is often gloo's, which has no Python stack: the others say where.
     faulthandler.enable(file=stack.fileno(), all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
+
+
+def end_with(ends: list[int]) -> None:
+    """End this process's group once the other end of a pipe is closed, as by its process's end."""
+    threading.Thread(target=_end_with_the_caller, args=(ends,), daemon=True).start()
+    # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
+    with suppress(ImportError, AttributeError, OSError):
+        from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
+
+        fcntl(ends[0], F_SETOWN, -os.getpid())
+        fcntl(ends[0], F_SETSIG, signal.SIGKILL)
+        fcntl(ends[0], F_SETFL, os.O_ASYNC)
 
 
 def _end_with_the_caller(ends: list[int]) -> None:

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 import torch
 import torch.distributed as dist
-from running import ROOT, text_of
+from running import ROOT, alive, text_of, wait_until
 
 import torchexercises as check
 
@@ -213,6 +213,19 @@ def test_an_endless_hand_in_ends_with_the_limit(tmp_path):
     assert status == 1
     for name in ("average_gradients", "buckets"):
         assert "still runs after 6 s" in verdicts[name]["reason"]
+
+
+@pytest.mark.slow
+def test_an_endless_hand_in_ends_with_a_grader_that_is_killed(tmp_path):
+    keeps_the_lock = "import ctypes, os\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\n"
+    keeps_the_lock += "ctypes.PyDLL(None).sleep(300)\n"
+    (tmp_path / "answers.py").write_text(keeps_the_lock)
+    grader = subprocess.Popen([sys.executable, "-m", "torchexercises", "answers.py"], cwd=tmp_path)
+    pid = tmp_path / "pid"
+    wait_until(lambda: pid.exists() and pid.read_text())
+    grader.kill()
+    grader.wait()
+    wait_until(lambda: not alive(int(pid.read_text())))
 
 
 @pytest.mark.slow
