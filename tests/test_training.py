@@ -1,5 +1,7 @@
 """The loop does what it says: averages by image, repeats exactly, leaves modes as they were."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -62,6 +64,16 @@ def test_metrics_are_averaged_by_image_not_by_batch(data):
     assert trained.count == 1010
     assert trained.loss == pytest.approx(everything.loss, rel=1e-5)
     assert trained.accuracy == everything.accuracy
+
+
+def test_ignored_labels_do_not_count_and_sums_lose_no_digits():
+    logits, labels = torch.randn(6, 3), torch.tensor([-100, -100, 0, 2, -100, 1])
+    found = evaluate(nn.Identity(), [(logits[:2], labels[:2]), (logits[2:], labels[2:])])
+    assert found.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+    right = (logits.argmax(1) == labels).sum().item()
+    assert (found.accuracy, found.count) == (right / 3, 3)
+    losses = [(torch.zeros(2**12, 3), torch.zeros(2**12, dtype=torch.int64))] * 999
+    assert evaluate(nn.Identity(), losses).loss == pytest.approx(math.log(3), rel=1e-6)
 
 
 def test_evaluation_changes_neither_modes_nor_statistics_nor_gradients(data):

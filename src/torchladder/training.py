@@ -34,7 +34,7 @@ _POSITION = ("epoch", "batch", "step", "seconds")  # where a run is, in its chec
 
 @dataclass(frozen=True)
 class Metrics:
-    """Mean loss and accuracy (0 to 1) over `count` images."""
+    """Mean loss and accuracy (0 to 1) over `count` images; those of label -100 do not count."""
 
     loss: float
     accuracy: float
@@ -400,8 +400,9 @@ def evaluate(
 
 
 def _new_sums(device: torch.device) -> list:
-    """Sums of loss and of correct answers, on the device, and a count of images: all zero."""
-    return [*torch.zeros(2, device=device).unbind(), 0]
+    """Sums of loss, of correct answers and of images, on the device: all zero."""
+    exact = torch.float32 if device.type == "mps" else torch.float64  # a Mac's GPU has no more
+    return [*torch.zeros(3, dtype=exact, device=device).unbind()]
 
 
 def _add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
@@ -412,9 +413,10 @@ def _add_batch(sums: list, logits: Tensor, labels: Tensor, loss: Tensor) -> None
     """
     if labels.dim() != 1:
         raise ValueError(f"Labels of shape {tuple(labels.shape)}: give one class number per image.")
-    sums[0].add_(loss, alpha=len(labels))
+    counted = (labels != -100).sum()  # as cross_entropy does
+    sums[0].add_(torch.where(counted > 0, loss * counted, 0))  # the mean of none is NaN
     sums[1].add_((logits.argmax(1) == labels).sum())
-    sums[2] += len(labels)
+    sums[2].add_(counted)
 
 
 def _metrics_of(sums: list, across_ranks: bool = False) -> Metrics:
@@ -422,7 +424,7 @@ def _metrics_of(sums: list, across_ranks: bool = False) -> Metrics:
 
     Ranks add their sums before dividing: they may hold unequally many images.
     """
-    totals = torch.tensor([float(total) for total in sums], device=sums[0].device)
+    totals = torch.stack(sums)
     if across_ranks:
         dist.all_reduce(totals)
     loss, correct, count = totals.tolist()
