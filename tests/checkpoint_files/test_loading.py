@@ -67,6 +67,12 @@ def test_a_model_with_a_sharded_part_is_refused_and_stays_as_it_was():
     assert launch(with_a_sharded_part, world_size=1, backend="gloo") == [True]
 
 
+def test_what_is_rounded_to_the_models_dtype_is_told():
+    done = load_into(nn.Linear(2, 1), nn.Linear(2, 1).double().state_dict())
+    assert done.converted == {"float64 to float32": 2}
+    assert "converted   2 tensors from float64 to float32" in repr(done)
+
+
 def test_a_model_with_extra_state_loads_its_own_state_dict(tmp_path):
     path = saved(tmp_path, DataParallel(Counting(7)).state_dict())
     for source in (path, Counting(7).state_dict()):

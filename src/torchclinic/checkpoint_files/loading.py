@@ -1,5 +1,6 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -43,7 +44,8 @@ def load_into(
     Report
         Its attributes: ``names``, from the model's keys to those they were loaded from; with
         ``strict=False``, ``missing_keys``, ``unexpected_keys`` and ``mismatched_shapes``, as
-        PyTorch has them.
+        PyTorch has them; ``converted``: of how many tensors the dtype is the model's and not the
+        source's, by "float64 to float32" and the like.
 
     Raises
     ------
@@ -89,10 +91,15 @@ def load_into(
     if checkpoint:
         checkpoint.verify(tensors_in({old: values[old] for old in found.names.values()}).items())
     _load(where, {k: values[old] for k, old in found.names.items()}, plain, ours)
-    done = Report(**vars(found))
+    pairs = [(values[old], ours.get(k)) for k, old in found.names.items()]
+    both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    kinds = Counter(f"{a.dtype} to {b.dtype}" for a, b in both if a.dtype != b.dtype)
+    kinds = {kind.replace("torch.", ""): n for kind, n in kinds.items()}
+    done = Report(**vars(found), converted=kinds)
     renamed = sum(k != old for k, old in found.names.items())
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
+        converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
         other_shape=counted(found.mismatched_shapes),
