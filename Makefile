@@ -18,7 +18,7 @@ BOOK = $(or $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$
 export TQDM_DISABLE := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site ci quick lint notebooks package coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site ci quick lint notebooks package simulated test-simulated simulated-chapters coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ book: venv _build/pages  ## build the site; what is unchanged since the last tim
 	@echo "Open that file, or serve it:  $(PYTHON) -m http.server --directory $(HTML) 8000"
 
 # What was ordered comes first: the chapters. A part that fails keeps no other from running.
-PARTS := lint notebooks package
+PARTS := lint notebooks package simulated
 
 test: $(VENV)/tested  ## check the code, the outputs of every chapter, and the packages
 	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
@@ -55,7 +55,7 @@ zip: book  ## write the site, to read without network, as one zip file into _bui
 # Here and below, three tests at a time, also on two cores: ranks often wait for each other.
 # With a thread each: threads that wait for a busy core are very slow.
 # PyTorch asks for the name of 127.0.0.1; a name server that is slow to answer costs 5 s without this.
-PYTEST := RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3
+PYTEST = RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(SIMULATE) $(BIN)/python -m pytest -q -n 3
 
 quick: lint  ## check the code by the tests that take no time and build no site; less than a minute
 	$(PYTEST) --dist loadfile -m "not slow and not long"
@@ -67,6 +67,14 @@ PART = $(PYTEST) --dist loadfile -m "not long" --durations=10 --junitxml=$(REPOR
 
 package: $(VENV)/tested
 	$(PART) $(COVERAGE) --ignore=tests/site --ignore=tests/tools
+
+# What a GPU alone runs otherwise. Outputs there differ from those on the CPU: --nbval-lax.
+NBVAL_LAX = $(subst --nbval ,--nbval-lax ,$(NBVAL)) --dist loadscope -p no:randomly -p no:cacheprovider
+WITH_GPUS = $(addprefix notebooks/,03_* 04_* 06_* 08_* 09_* both_gpus.ipynb)
+simulated: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu 2
+simulated: $(VENV)/tested
+	$(PART) -m "(gpu or multigpu) and not long" tests
+	$(PYTEST) $(NBVAL_LAX) $(WITH_GPUS)
 
 # Apart, since pure Python takes a third more time for it.
 coverage: COVERAGE := --cov --cov-report=term
@@ -122,6 +130,17 @@ test-oldest:  ## test and test-site on the oldest torch supported, in .venv-olde
 test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and slowed (as root), Ray, the PDF
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
+
+# Also on the oldest torch: make test-simulated VENV=.venv-oldest CONSTRAINTS=tools/locks/oldest.txt
+GPUS ?= 1 2 4
+test-simulated: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(or $(N),4)
+test-simulated: simulated  ## run all that wants GPUs on simulated ones: the tests, programs and chapters, on 1, 2 and 4; an hour
+	$(PYTEST) --dist loadfile tests/test_gpt.py tests/test_rungs.py tests/test_gpus.py tests/test_training.py
+	for n in $(GPUS); do $(MAKE) --no-print-directory simulated-chapters N=$$n || exit 1; done
+
+simulated-chapters: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(N)
+simulated-chapters:
+	$(PYTEST) $(NBVAL_LAX) $(if $(filter 1,$(N)),$$(grep -L "two_gpus()" notebooks/*.ipynb),notebooks)
 
 ROUNDS ?= 5
 stress: $(VENV)/tested  ## run chapters and tests again and again on a machine that is kept busy, and say what fell how often: hours

@@ -11,7 +11,7 @@ storage carries the number of a GPU, and PyTorch's own errors are raised where d
 | memory as the sum of storages, out of memory at a limit | fragmentation, the context's memory |
 | generators of each GPU, reproducible | CUDA's own random numbers |
 | streams and events, in which all has happened | races between streams |
-| autocast and the scaler, with the CPU's list of operations | kernels that a GPU lacks |
+| autocast and the scaler | kernels that a GPU lacks |
 | `CUDA_VISIBLE_DEVICES`, a fork that must not use CUDA | `torch.compile`: it runs eagerly |
 """
 
@@ -89,7 +89,7 @@ def install(settings: str) -> None:
     """Simulate in this process what `settings` describes; a second time changes nothing."""
     import torch
 
-    from torchclinic.simulated_gpus import cuda, parallel, placing, tensors
+    from torchclinic.simulated_gpus import autocast, cuda, parallel, placing, tensors
 
     if placing.ALL:
         return
@@ -102,11 +102,13 @@ def install(settings: str) -> None:
             "simulate all the same: with_real_gpu=True, or torchclinic simulate --with-real-gpu."
         )
     name, capability = f"{gpu['name']} (simulated)", tuple(gpu["capability"])
-    for _ in range(gpu["count"]):
-        placing.ALL.append(placing.GPU(name, capability, int(gpu["memory"])))
+    for i in range(gpu["count"]):
+        uuid = f"GPU-simulated-{i}"
+        placing.ALL.append(placing.GPU(name, capability, int(gpu["memory"]), uuid))
     # Where the real GPU has been used, CUDA starts again.
     torch.cuda._initialized, torch.cuda._cached_device_count = False, None
     cuda.simulate_cuda()
+    autocast.simulate_autocast()
     parallel.simulate_data_parallel()
     parallel.simulate_nccl()
     tensors.simulate_tensors()

@@ -1,6 +1,5 @@
 """`torch.cuda` and `torch.accelerator`: PyTorch's own Python, over answers in place of a driver."""
 
-import functools
 import os
 import time
 import types
@@ -8,7 +7,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from torchclinic.simulated_gpus.placing import (
     ALL,
@@ -192,7 +190,7 @@ def properties(index: int) -> Properties:
         is_integrated=0,
         is_multi_gpu_board=0,
         gcnArchName="",
-        uuid=f"GPU-simulated-{index}",
+        uuid=gpu.uuid,
     )
 
 
@@ -244,6 +242,10 @@ def reset_peak(index: int) -> None:
 def empty_cache() -> None:
     for gpu in GPUS:
         gpu.kept = -(-gpu.allocated() // (2 << 20)) * (2 << 20)
+
+
+def set_fraction(fraction: float, index: int) -> None:
+    GPUS[checked(index)].fraction = fraction
 
 
 def memory_info(index: int) -> tuple[int, int]:
@@ -318,7 +320,7 @@ def simulate_cuda() -> None:
         "_cuda_memoryStats": memory_stats,
         "_cuda_resetPeakMemoryStats": reset_peak,
         "_cuda_resetAccumulatedMemoryStats": nothing,
-        "_cuda_setMemoryFraction": nothing,
+        "_cuda_setMemoryFraction": set_fraction,
         "_cuda_record_memory_history": nothing,
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
         "_get_accelerator": lambda *_: torch.device("cuda"),
@@ -344,56 +346,3 @@ def simulate_cuda() -> None:
         gpu.generator.seed_and_offset = [SEED, 0]
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_acceptable = lambda tensor: False
-    simulate_autocast()
-
-
-def simulate_autocast() -> None:
-    """`autocast("cuda")` is the CPU's, with what CUDA's casts to fp32 as well."""
-    real = {name: getattr(torch, f"set_autocast_{name}") for name in ("enabled", "dtype")}
-    is_enabled = torch.is_autocast_enabled
-    dtypes = {"cuda": torch.float16, "cpu": torch.bfloat16}
-
-    def set_enabled(*args: Any) -> None:
-        device = "cuda" if len(args) == 1 else args[0]  # its old form was CUDA's
-        here.autocast = device == "cuda" and args[-1]
-        real["enabled"]("cpu" if device == "cuda" else device, args[-1])
-
-    def set_dtype(device: str, dtype: torch.dtype) -> None:
-        dtypes[device] = dtype
-        real["dtype"]("cpu" if device == "cuda" else device, dtype)
-
-    torch.set_autocast_enabled, torch.set_autocast_dtype = set_enabled, set_dtype
-    torch.is_autocast_enabled = lambda device="cuda": is_enabled(
-        "cpu" if device == "cuda" else device
-    )
-    torch.get_autocast_dtype = lambda device: dtypes.get(device, torch.bfloat16)
-    torch.get_autocast_gpu_dtype = lambda: dtypes["cuda"]
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    for name in torch._C._dispatch_get_all_op_names():
-        if has(name, "AutocastCUDA") and not has(name, "AutocastCPU"):
-            op, _, overload = name.removeprefix("aten::").partition(".")
-            if op not in NOT_FP32:
-                run = getattr(getattr(torch.ops.aten, op), overload or "default")
-                cast.impl(run, functools.partial(in_fp32, run), "AutocastCPU")
-
-
-NOT_FP32 = {"_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose"}
-NOT_FP32 |= {"_cudnn_rnn", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "rnn_relu_cell"}
-NOT_FP32 |= {"rnn_tanh_cell", "gru_cell", "lstm_cell", "_scaled_dot_product_flash_attention"}
-NOT_FP32 |= {"addmv", "addr", "mv", "einsum", "chain_matmul", "linalg_multi_dot", "addcdiv"}
-NOT_FP32 |= {"addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "vdot"}
-NOT_FP32 |= {"tensordot", "native_layer_norm"}
-cast = torch.library.Library("aten", "IMPL")
-AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-
-
-def in_fp32(run: Any, *args: Any, **kwargs: Any) -> Any:
-    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
-        if getattr(here, "autocast", False):
-            args, kwargs = tree_map_only(torch.Tensor, as_fp32, (args, kwargs))
-        return run(*args, **kwargs)
-
-
-def as_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    low = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.float() if low and tensor.is_cuda else tensor

@@ -3,9 +3,11 @@
 import re
 import threading
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import torchgen
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,9 +30,8 @@ from torchclinic.simulated_gpus.placing import (
 COPIES = {"copy_", "_to_copy", "_copy_from", "set_", "_foreach_copy_", "copy"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 INDEXING |= {"_unsafe_index_put"}
-ANY_INDEX = {"index_fill_"}  # the CPU's way of x[indices] = number
-STRUCTURED = {"addmm", "addmv", "baddbmm", "bmm", "cat", "gather", "index_add", "mm"}
-STRUCTURED |= {"nll_loss_forward", "nll_loss_backward"}
+MAY_MIX = {"index_fill_"}  # the CPU's way of x[indices] = number
+MAY_MIX |= {"_pack_padded_sequence", "_pack_padded_sequence_backward"}
 CPU = torch.device("cpu")
 CUDA, COMPOSITE = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd
 NONE = torch._C._disabled_torch_dispatch_impl
@@ -62,6 +63,7 @@ class Places(TorchDispatchMode):
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             parallel.check(args, tensors)
+        refuse_other_places(func, args)
         gpu = place(func, args, tensors, device)
         if device is not None:
             kwargs["device"] = CPU
@@ -107,10 +109,27 @@ def place(func: Any, args: Any, tensors: list, device: torch.device | None) -> i
                 [t for t in row if isinstance(t, torch.Tensor)],
                 None,
             )
-    elif len(places) > 1 and func.namespace == "aten" and name not in ANY_INDEX:
+    elif len(places) > 1 and func.namespace == "aten" and name not in MAY_MIX:
         raise mismatch(func, args, meeting)
     join(tensors, meeting[0][1])
     return meeting[0][1]
+
+
+def refuse_other_places(func: Any, args: Any) -> None:
+    """What PyTorch refuses before any kernel runs."""
+    if func._opname == "_pack_padded_sequence" and (gpu := gpu_of(args[1])) is not None:
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got "
+            f"{args[1].dim()}D {device_at(gpu)} {args[1].type().split('.')[-1][:-6]} tensor"
+        )
+    if func._opname == "set_" and isinstance(source := args[1], torch.UntypedStorage):
+        own, other = gpu_of(args[0]), getattr(source, "simulated_gpu", None)
+        if own != other and ANYWHERE not in (own, other):
+            raise RuntimeError(
+                f'Attempted to set the storage of a tensor on device "{device_at(own)}" to a '
+                f'storage on different device "{device_at(other)}".  This is no longer allowed; '
+                "the devices must match."
+            )
 
 
 def join(tensors: list, gpu: int | None) -> None:
@@ -157,6 +176,8 @@ def is_composite(func: Any) -> bool:
 
 @cache
 def new_results(func: Any) -> list[bool]:
+    if func._opname == "_pack_padded_sequence":  # whose batch sizes are on the CPU
+        return [True, False]
     return [result.alias_info is None for result in func._schema.returns]
 
 
@@ -232,16 +253,15 @@ def mismatch(func: Any, args: Any, meeting: list) -> RuntimeError:
             "expected self and mask to be on the same device, but got mask on "
             f"{device_at(mask)} and self on {device_at(own)}"
         )
-    if name == "equal":
-        a, b = (device_at(gpu) for _, gpu in meeting)
-        return RuntimeError(f"Cannot compare two tensors on different devices. Got: {a} and {b}")
-    if torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags:
+    if by_iterator(func):
         return two_devices(meeting)
     if name == "mkldnn_rnn_layer":
-        x, weight = (device_at(gpu) for _, gpu in meeting[:2])
+        (_, x), *others = meeting
+        odd, where = next((t, gpu) for t, gpu in others if gpu != x)
+        kind = "hidden" if any(odd is state for state in args[5:7]) else "parameter"
         return RuntimeError(
-            "Input and parameter tensors are not at the same device, found input tensor at "
-            f"{x} and parameter tensor at {weight}"
+            f"Input and {kind} tensors are not at the same device, found input tensor at "
+            f"{device_at(x)} and {kind} tensor at {device_at(where)}"
         )
     first = device_at(meeting[0][1])
     odd, there = next((t, device_at(gpu)) for t, gpu in meeting if device_at(gpu) != first)
@@ -251,11 +271,26 @@ def mismatch(func: Any, args: Any, meeting: list) -> RuntimeError:
     )
     if name == "embedding":  # which CUDA does by another operation
         name, argument = "index_select", {"indices": "index"}.get(argument, "self")
+    structured = name.endswith("_forward") or "structured" in declaration(name)
     return RuntimeError(
         f"Expected all tensors to be on the same device, but got {argument} is on {there}, "
         f"different from other tensors on {first} (when checking argument in method "
-        f"wrapper_CUDA_{'' if name in STRUCTURED else '_'}{name})"
+        f"wrapper_CUDA_{'' if structured else '_'}{name})"
     )
+
+
+@cache
+def declaration(name: str) -> str:
+    """How PyTorch declares the operation, from which its checks of devices are generated."""
+    path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    blocks = path.read_text().split("- func: ")
+    return "".join(block for block in blocks if re.match(rf"{name}[.(]", block))
+
+
+def by_iterator(func: Any) -> bool:
+    if torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags:
+        return True
+    return func._opname == "allclose" or "device_check: NoCheck" in declaration(func._opname)
 
 
 def two_devices(meeting: list) -> RuntimeError:

@@ -114,6 +114,13 @@ def simulate_data_parallel() -> None:
 def by_device(group: Any, lists: list, with_indices: bool = False) -> dict:
     """Group as `group` does, each simulated device for itself."""
     devices = [tensor.device for tensor in lists[0]]
+    for tensors in lists[1:]:
+        for device, other in zip(devices, tensors, strict=False):
+            if other is not None and other.device != device and (other.is_cuda or other.dim()):
+                raise RuntimeError(
+                    "Tensors of the same index must be on the same device and the same dtype "
+                    "except `step` tensors that can be on CPU and float32/64 notwithstanding"
+                )
     groups = {}
     for device in dict.fromkeys(devices):
         chosen = [i for i, other in enumerate(devices) if other == device]

@@ -27,6 +27,8 @@ class GPU:
     name: str
     capability: tuple[int, int]
     memory: int
+    uuid: str
+    fraction: float = 1.0  # of the memory that this process may take
     used: dict[int, int] = field(default_factory=dict)  # bytes by storage
     peak: int = 0
     kept: int = 0  # "reserved": given back by empty_cache() only
@@ -38,7 +40,7 @@ class GPU:
     def hold(self, key: int, size: int, index: int) -> None:
         size = -(-size // BLOCK) * BLOCK
         total = self.allocated() - self.used.get(key, 0) + size
-        if total > self.memory:
+        if total > self.memory * self.fraction:
             free = self.memory - total + size
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {readable(size)}. GPU {index} has a total "

@@ -2,9 +2,12 @@
 
 import functools
 import threading
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
 from torch.overrides import (
     _get_current_function_mode_stack,
     handle_torch_function,
@@ -17,6 +20,7 @@ from torchclinic.simulated_gpus.placing import (
     ANYWHERE,
     GPUS,
     asking,
+    checked,
     current,
     device_at,
     device_of,
@@ -73,16 +77,19 @@ def moved(tensor: Tensor, gpu: int | None, **options: Any) -> Tensor:
 
 
 def to(self, *args, **kwargs):
-    inside = hasattr(type(self), "__tensor_flatten__")
-    if is_fake() or inside or real_device(self).type != "cpu":
+    if is_fake():
         return REAL["to"](self, *args, **kwargs)
-    copy = kwargs.pop("copy", False)
+    given, copy = (args, dict(kwargs)), kwargs.pop("copy", False)
     other = args[0] if args else kwargs.pop("other", None)
     if isinstance(other, Tensor):
         args = (other.device, other.dtype, *args[1:])
-    device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-    if device is not None and device.type not in ("cpu", "cuda"):
-        return REAL["to"](self, *args, copy=copy, **kwargs)
+    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+    if device is not None and device.type == "cuda" and real_device(self).type == "meta":
+        return REAL["to"](self, "cpu")  # refused in the same words
+    whole = device is None and hasattr(type(self), "__tensor_flatten__")
+    known = device is None or device.type in ("cpu", "cuda")
+    if whole or not known or real_device(self).type != "cpu":
+        return REAL["to"](self, *given[0], **given[1])
     gpu = gpu_of(self) if device is None else gpu_in(device)
     options = {"dtype": dtype or self.dtype}
     options |= {} if layout is None else {"memory_format": layout}
@@ -91,7 +98,10 @@ def to(self, *args, **kwargs):
     )
     if not copy and gpu == gpu_of(self) and options["dtype"] == self.dtype and same_layout:
         return self
-    return moved(self, gpu, **options)
+    result = moved(self, gpu, **options)
+    if non_blocking and gpu is None:
+        storage_of(result).simulated_pin = True
+    return result
 
 
 def cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
@@ -242,6 +252,35 @@ def resize(self, size):
     return real_resize(self, size)
 
 
+# --- other processes ----------------------------------------------------------------------------
+
+
+@contextmanager
+def without_place(storage):
+    gpu = getattr(storage, "simulated_gpu", None)
+    storage.simulated_gpu = None
+    try:
+        yield gpu
+    finally:
+        storage.simulated_gpu = gpu
+
+
+def sent(tensor):
+    """A tensor on its way to another process, which will see the same memory."""
+    with without_place(storage_of(tensor)):
+        return reductions.reduce_tensor(tensor)
+
+
+def sent_storage(storage):
+    with without_place(storage) as gpu:
+        return received, (gpu, *reductions.reduce_storage(storage))
+
+
+def received(gpu, rebuild, args):
+    put(storage := rebuild(*args), gpu if gpu in (None, ANYWHERE) else checked(gpu))
+    return storage
+
+
 # --- all of them --------------------------------------------------------------------------------
 
 
@@ -278,6 +317,9 @@ def simulate_tensors() -> None:
     UntypedStorage.is_cuda = Answer(lambda self: self.device.type == "cuda")
     UntypedStorage.__new__ = staticmethod(new_storage)
     UntypedStorage.resize_ = resize
+    for kind in (Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, sent)
+    ForkingPickler.register(UntypedStorage, sent_storage)
     simulate_wrappers()
     enter_in_threads()
     MODE.__enter__()
