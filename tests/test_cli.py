@@ -98,6 +98,14 @@ def test_bad_input_gets_one_sentence_and_writes_nothing(capsys, files):
     assert sorted({*os.listdir()} - {"__pycache__"}) == files
 
 
+def test_a_wrong_argument_sends_no_codes_to_the_terminal(capsys):
+    status, _, err = answer(capsys, "inspect", "x.pt", "\x1b[31m")
+    assert (status, err.splitlines()[-1].partition("error: ")[2]) == (
+        2,
+        "unrecognized arguments: ?[31m",
+    )
+
+
 def test_fix_fits_a_model_of_the_current_folder_and_converts_its_numbers(capsys, files):
     for name in ("net", "needs_numbers"):
         options = ["-o", "y.pt", "--for", f"my_models:{name}", "--dtype", "bf16"]

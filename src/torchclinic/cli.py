@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from torchclinic import OLDEST_TORCH, UserError, __version__, printable
 
@@ -44,9 +45,16 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that repeats no argument's terminal codes; so are those of its commands."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def _parser() -> Parser:
     about = "What is wrong with this error, checkpoint or machine, and what to do."
-    parser = argparse.ArgumentParser("torchclinic", description=about)
+    parser = Parser("torchclinic", description=about)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 
