@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, mon
     path.unlink()
     path.mkdir()
     for inside, pattern in {
-        "data.pkl": "zip -0 -r x.pt .*",
+        "data.pkl": r"zip -0 -r x\.pt .*",
         ".metadata": "python .* whole.pt",
     }.items():
         (path / inside).touch()
@@ -140,3 +141,27 @@ def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, mon
             inspect_checkpoint(path)
         words = words_of(re.search(pattern, str(caught.value))[0], tmp_path / "empty")
         assert path in map(Path, words)
+
+
+def test_an_unpacked_file_is_packed_by_the_command_wherever_one_stands(tmp_path, monkeypatch):
+    home = tmp_path / "it's here" / "x"
+    (home / "in").mkdir(parents=True)
+    with zipfile.ZipFile(saved(tmp_path, {"w": torch.ones(2)})) as archive:
+        archive.extractall(tmp_path)
+    for path in next(tmp_path.glob("*/data.pkl")).parent.iterdir():
+        path.rename(home / path.name)
+    for i, (place, name) in enumerate(
+        [
+            (home.parent, "x"),
+            (tmp_path, home.relative_to(tmp_path)),
+            (home, "."),
+            (home / "in", ".."),
+        ]
+    ):
+        monkeypatch.chdir(place)
+        with pytest.raises(CheckpointError) as caught:
+            inspect_checkpoint(name)
+        command = str(caught.value).partition("again: ")[2]
+        subprocess.run(["bash", "-c", command], check=True, timeout=60, capture_output=True)
+        packed = home.with_name(f"x-{i + 1}.pt" if i else "x.pt")
+        assert inspect_checkpoint(packed).contents == {"": "state dict of 1 entries"}

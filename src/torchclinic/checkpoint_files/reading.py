@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchclinic import UserError, printable
 from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
-from torchclinic.checkpoint_files.reports import path_word, some, word
+from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
 from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"
@@ -47,7 +47,7 @@ FOLDERS = {
     ", which may run code), make one file of it: python -m torch.distributed.checkpoint."
     "format_utils dcp_to_torch {} whole.pt",
     "zero_to_fp32.py": "of DeepSpeed. Run the zero_to_fp32.py in it: it makes one file.",
-    "data.pkl": "an unpacked torch.save file. Pack it again: zip -0 -r x.pt {}",
+    "data.pkl": "an unpacked torch.save file. Pack it again: {pack}",
 }
 
 
@@ -207,8 +207,9 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     if not reader or "constants.pkl" in records:
         raise CheckpointError(
             f"{path}: its entries are compressed, overlap, or may be listed twice, or it is a "
-            "TorchScript archive, which is a program. Unpack it and pack it with `zip -0 -r`; or, "
-            "if you trust the program, save torch.jit.load(path).state_dict() to another file."
+            "TorchScript archive, which is a program. Unpack it and, beside the folder, pack that "
+            "with `zip -0 -r x.pt FOLDER`; or, if you trust the program, save "
+            "torch.jit.load(path).state_dict() to another file."
         )
     if "byteorder" in records and reader.get_record("byteorder") != sys.byteorder.encode():
         for info in infos:  # torch.load swaps their bytes: no checksum would be right
@@ -278,7 +279,9 @@ def _read_folder(path: Path) -> Checkpoint:
     single = [n for n in names if n.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))]
     weights = [n for n in single if n in ("model.safetensors", "pytorch_model.bin")] or single
     for name in [name for name in FOLDERS if name in names]:
-        raise CheckpointError(f"{path}: {FOLDERS[name].format(path_word(path))}")
+        raise CheckpointError(
+            f"{path}: {FOLDERS[name].format(path_word(path), pack=_packing(path))}"
+        )
     if len(indices) == 1:
         return _open_inside(path, indices[0])
     if weights and not indices and (note := shard_note(path / weights[0])):
@@ -287,6 +290,18 @@ def _read_folder(path: Path) -> Checkpoint:
         return _open_inside(path, weights[0])
     inside = some(names, 8) or "it is empty"
     raise CheckpointError(f"{path}: a folder; name a checkpoint in it ({inside}).")
+
+
+def _packing(folder: Path) -> str:
+    """The command that packs an unpacked file, beside its folder.
+
+    In the archive stands what zip is told, and PyTorch takes the name of one folder alone.
+    """
+    folder = Path(os.path.abspath(folder))
+    free = free_name("x.pt", folder.parent)
+    command = f"zip -0 -r {free} {path_word(folder.name)}"
+    beside = folder.parent == Path.cwd()
+    return command if beside else f"(cd {word(folder.parent)} && {command})"
 
 
 def _open_inside(folder: Path, name: str) -> Checkpoint:

@@ -63,11 +63,11 @@ def path_word(path: object) -> str:
     return word(f"./{path}" if str(path).startswith("-") else path)
 
 
-def free_name(name: str) -> str:
-    """A name for a file in this folder that a printed command may write: ``x.pt``, or x-2.pt..."""
+def free_name(name: str, folder: str | os.PathLike = "") -> str:
+    """A name for a file in a folder that a printed command may write: ``x.pt``, or x-2.pt..."""
     stem, end = os.path.splitext(name)
     names = chain([name], (f"{stem}-{i}{end}" for i in count(2)))
-    return next(name for name in names if not os.path.lexists(name))
+    return next(name for name in names if not os.path.lexists(os.path.join(folder, name)))
 
 
 def key_option(key: str) -> str:
