@@ -18,6 +18,7 @@ from torchclinic import UserError, errors, logs, printable
 from torchclinic.errors.terminal import filled
 
 KNOWN = errors.page("flight_recorder")
+LARGEST = 50e6  # bytes of a file, which take about 15 times as much memory: 20,000 calls have 30 MB
 
 
 class _Texts(dict):
@@ -31,6 +32,8 @@ class _Data(pickle._Unpickler):
     """An unpickler that knows no step which imports or calls: all it can make is plain data."""
 
     append: Callable[[Any], None]  # of its stack
+    metastack: list  # of what is begun, one in the other
+    left = 0  # bytes of the file that may still be spent
     dispatch: ClassVar[dict[int, Callable]] = {
         code: pickle._Unpickler.dispatch[code]
         for code in (getattr(pickle, step)[0] for step in KNOWN["steps"])
@@ -40,6 +43,25 @@ class _Data(pickle._Unpickler):
         self.append(_Texts())
 
     dispatch[pickle.EMPTY_DICT[0]] = load_texts
+
+    # To make one of these takes a byte of the file, and a hundred of memory. So many bytes each
+    # has in any dump at least: a file that has more of them is no dump.
+    for step, least in ((pickle.EMPTY_DICT, 10), (pickle.EMPTY_LIST, 3), (pickle.TUPLE2, 3)):
+
+        def spend(self, load=dispatch[step[0]], least=least) -> None:
+            self.left -= least
+            if self.left < 0:
+                raise pickle.UnpicklingError
+            load(self)
+
+        dispatch[step[0]] = spend
+
+    def load_mark(self) -> None:
+        if len(self.metastack) > 99:
+            raise pickle.UnpicklingError
+        super().load_mark()
+
+    dispatch[pickle.MARK[0]] = load_mark
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -51,8 +73,12 @@ def dumps_in(paths: list[str]) -> dict[str, bytes]:
     if len(files) == 1 and files[0].is_dir():
         named = [f for f in sorted(files[0].iterdir()) if re.search(KNOWN["rank"], f.name)]
         files = list(filter(_begins_as_dump, named))
-    dumps = any(map(_begins_as_dump, files))
-    return {str(f): logs.checked(f).read_bytes() for f in files} if dumps else {}
+    if not any(map(_begins_as_dump, files)):
+        return {}
+    for file in files:
+        if logs.checked(file).stat().st_size > LARGEST:
+            raise _error("large", name=file)
+    return {str(f): f.read_bytes() for f in files}
 
 
 def _begins_as_dump(file: Path) -> bool:
@@ -97,7 +123,9 @@ def _error(word: str, **gaps: object) -> UserError:
 
 def _load(name: str, content: bytes) -> dict:
     try:
-        dump = _Data(io.BytesIO(content)).load()
+        data = _Data(io.BytesIO(content))
+        data.left = len(content)
+        dump = data.load()
         version = _text(dump["version"])
     except Exception as error:  # of whatever kind an unpickler ends with
         unknown = isinstance(error, KeyError | TypeError) or not is_dump(content[:4096])

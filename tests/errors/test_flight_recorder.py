@@ -171,7 +171,8 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path, monkeyp
     odd += [pickle.dumps(dump(*[entry(shape=[1] * 2000)] * 2000), 2)]  # of 2 bytes each
     for name, content, sentence in [
         *(("trace_1", dump, "trace_1 has the form 2.4") for dump in odd),
-        ("trace_1", whole.replace(b"K\x03", deep), "trace_1 has the form 2.4"),
+        ("trace_1", whole.replace(b"K\x03", deep), "trace_1 is cut off"),
+        ("trace_1", whole + bytes(50_000_000), "trace_1 has more than 50 MB"),
         # No numbers as keys: thousands can have one hash.
         ("trace_1", pickle.dumps(good | {"x": {2**61 - 1: None}}, 2), "trace_1 is no dump"),
         ("trace_1", pickle.dumps(good | {"version": "3\x1b[2J"}, 2), "has the form 3?[2J, and"),
@@ -196,6 +197,16 @@ def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path, monkeyp
     (tmp_path / "trace_0").write_bytes(whole)
     assert "trace_0 is the dump of one rank" in explain("trace_0")[2]
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("filling", [b"}", b"]", b"(", b"N\x86"])
+def test_a_byte_that_takes_a_hundred_of_memory_is_not_taken_a_million_times(filling):
+    content = pickle.dumps(dump(entry()), 2)[:-2] + b"](" + filling * 1_000_000
+    tracemalloc.start()
+    with pytest.raises(UserError):
+        flight_recorder.read({"trace_0": content})
+    assert tracemalloc.get_traced_memory()[1] < 30 * len(content)
+    tracemalloc.stop()
 
 
 def test_every_cut_of_a_dump_is_refused_or_read():
