@@ -8,6 +8,7 @@ The hand-in runs in a process of its own, and each answer in others, under one l
 import argparse
 import base64
 import inspect
+import io
 import json
 import linecache
 import multiprocessing as mp
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import torchexercises as check
@@ -58,15 +59,24 @@ def main() -> int:
         elif left <= 0:
             right, reason = False, f"not judged: {options.limit:g} s were over"
         else:
-            right, reason = known[name].judge(*given, limit=left, show="none")
+            with redirect_stdout(io.StringIO()):  # `launch` shows what a rank printed that failed
+                right, reason = known[name].judge(*given, limit=left, show="none")
         verdicts[name] = {"right": right, "reason": reason}
-        print(f"{name}: {reason}", flush=True)
+        print(f"{name}: {in_one_line(reason)}", flush=True)
     if options.out:
         with atomic_file(options.out) as file:
             Path(file).write_text(json.dumps(verdicts, indent=1) + "\n")
     if not verdicts:
-        print(f"{options.file} defines no exercise: all functions of one must be there.")
+        file = in_one_line(str(options.file))
+        print(f"{file} defines no exercise: all functions of one must be there.")
     return 0 if verdicts and all(verdict["right"] for verdict in verdicts.values()) else 1
+
+
+def in_one_line(text: str, most: int = 400) -> str:
+    """A hand-in's words, so that they can forge no line and send no code to a terminal."""
+    text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def parameters(name: str) -> list[str]:

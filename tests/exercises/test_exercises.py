@@ -182,7 +182,11 @@ def graded(folder, hand_in, *options, name="answers.py"):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert (folder / "verdict.json").exists(), done.stderr
     assert "says the hand-in" not in done.stdout + done.stderr
-    return json.loads((folder / "verdict.json").read_text()), done.returncode
+    verdicts = json.loads((folder / "verdict.json").read_text())
+    lines = done.stdout.split("\n")[:-1]
+    assert [line.partition(":")[0] for line in lines] == [*verdicts]
+    assert all(line.isprintable() and len(line) < 500 for line in lines)
+    return verdicts, done.returncode
 
 
 @pytest.mark.slow
@@ -197,6 +201,7 @@ def graded(folder, hand_in, *options, name="answers.py"):
         (RIGHT.replace("(net):", "(net:"), False, "SyntaxError: '(' was never closed (answers.py"),
         (RIGHT + "import os\nos._exit(0)\n", False, "ended its own process, with status 0"),
         (FORGED, False, "of 2 exited with 0"),
+        (r"raise ValueError('\x1b[2J\nbuckets: right' + ' ' * 999 + '.' * 999)", False, "\x1b[2J"),
     ],
 )
 def test_a_hand_in_gets_a_true_verdict_whatever_it_does(tmp_path, hand_in, right, reason):
