@@ -16,6 +16,7 @@ import torch.distributed as dist
 from running import ROOT, alive, text_of, wait_until
 
 import torchexercises as check
+from torchexercises import __main__
 
 EXERCISES = check.all_exercises()
 ANSWERS = {
@@ -209,6 +210,28 @@ def test_a_hand_in_gets_a_true_verdict_whatever_it_does(tmp_path, hand_in, right
     assert verdicts["average_gradients"]["right"] == right, verdicts
     assert reason in verdicts["average_gradients"]["reason"]
     assert status == (0 if right else 1)
+
+
+def test_what_cannot_be_graded_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    answers = tmp_path / "answers.py"
+    answers.write_text(RIGHT)
+    (tmp_path / "x.ipynb").write_text("{}")
+    for words, sentence in {
+        "nosuch.py": "nosuch.py: No such file or directory",
+        "answers.py --cases nosuch.py": "nosuch.py: No such file or directory",
+        "answers.py --limit nan": "--limit nan: give more than 0 seconds",
+        "answers.py --limit=-1": "--limit -1: give more than 0 seconds",
+        "answers.py --out no/v.json": "--out no/v.json: name a file in a folder that is there",
+        "answers.py --out ./answers.py": "--out answers.py would replace answers.py",
+        "x.ipynb": "x.ipynb is no notebook",
+        "answers.py \x1b[2J": "no exercise is called ?[2J",
+    }.items():
+        monkeypatch.setattr(sys, "argv", ["grader", *words.split(" ")])
+        with pytest.raises(SystemExit):
+            __main__.main()
+        assert capsys.readouterr().err.splitlines()[-1].partition("error: ")[2] == sentence
+    assert answers.read_text() == RIGHT
 
 
 @pytest.mark.slow
