@@ -3,6 +3,8 @@
 import atexit
 import copy
 import ctypes
+import io
+import math
 import multiprocessing as mp
 import os
 import pickle
@@ -533,6 +535,12 @@ def test_a_process_forked_from_one_that_launched_is_told_why_it_cannot():
     os.waitpid(child, 0)
 
 
+def test_a_terminal_that_lacks_a_letter_gets_another_one(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    launch(lambda: print("é"), show="all", timeout=HANG)
+    assert sys.stdout.buffer.getvalue() == b"?\n[rank 1] ?\n"
+
+
 def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"<lambda> or its arguments cannot be sent .*lock"):
@@ -540,6 +548,8 @@ def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     with pytest.raises(TypeError, match=r"^NoneType is no function: launch"):
         launch(print())
     for options, message in [
+        ({"timeout": math.nan}, "timeout=nan: give a number of seconds, or None"),
+        ({"timeout": "5"}, "timeout='5': give a number of seconds, or None"),
         *(
             (
                 {"world_size": size},

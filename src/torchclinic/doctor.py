@@ -74,7 +74,7 @@ def run(timeout: float, program: str | None = None) -> int:
         raise UserError(f"--timeout {timeout:g}: give more than 0 seconds.")
     rank = int(os.environ["RANK"])
     # Before PyTorch 2.12, gloo announces its connections on the stdout of every rank.
-    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         store = connect(timeout)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from numbers import Integral
+from numbers import Integral, Real
 from queue import SimpleQueue
 from typing import Any
 
@@ -141,6 +141,8 @@ def launch(
         raise ValueError(f"world_size={world_size!r}: choose a whole number from 1 to {most}.")
     if show not in ("rank0", "all", "none"):
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
+    if timeout is not None and not (isinstance(timeout, Real) and timeout >= 0):
+        raise ValueError(f"timeout={timeout!r}: give a number of seconds, or None for no limit.")
     method = mp.get_start_method(allow_none=True)
     job = (function, args, kwargs, cell_sources(), backend, method)
     job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
@@ -151,7 +153,7 @@ def launch(
         try:
             keeper.start()
             while isinstance(error := said.get(), str):
-                print(error, end="", flush=True)
+                _show(error, end="")
         finally:
             os.write(wake, b"!")  # a single call in C, which no further interrupt can forestall
             if keeper.is_alive():
@@ -453,7 +455,12 @@ def _print_the_others(ranks: list[_Rank], show: str) -> None:
         kept = gap.join((r.printed[: KEPT // 4], r.printed[KEPT // 4 :]))
         text = kept.decode(errors="replace").rstrip("\n")
         if text and not r.live and (show == "all" or r.failed):
-            print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
+            _show("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
+
+
+def _show(text: str, end: str = "\n") -> None:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # which may lack a character
+    print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
 class _CpuPickler(cloudpickle.Pickler):
