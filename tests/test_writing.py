@@ -37,7 +37,7 @@ def test_contents_reach_the_disk_before_the_name_and_the_name_before_the_end(tmp
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", lambda *args: (calls.append("replace"), replace(*args)))
-    with atomic_file(tmp_path / "new.txt") as temporary:
+    with atomic_file(tmp_path / f"{'né' * 80}.txt") as temporary:  # of 244 bytes
         temporary.write_text("all of it")
     assert calls == ["fsync file of 9", "replace", "fsync folder of "]
 

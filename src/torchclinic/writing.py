@@ -43,7 +43,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     ['notes.txt']
     """
     given, path = path, Path(os.path.realpath(path))  # a link is written through, as open() would
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{LEFTOVER}")
+    # Of a long name only the beginning: with more, no file system would take it.
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}{LEFTOVER}")
     try:
         old_mode = _mode_of(path)
         # To realpath, nosuch/../x is x: open() refuses that name.
