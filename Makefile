@@ -16,6 +16,7 @@ BOOK = $(or $(shell sed -n '/^title:/{s/^title:[^A-Za-z0-9]*//;s/[^A-Za-z0-9]*$$
 
 # A progress bar in a notebook would be an output that differs from run to run.
 export TQDM_DISABLE := 1
+$(if $(findstring :,$(CURDIR)),$(error $(CURDIR): a folder with a colon cannot be in PATH. Move the clone to another))
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help book pdf zip test test-site ci quick lint notebooks package simulated test-simulated simulated-chapters coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean

@@ -103,6 +103,15 @@ def test_the_recipes_take_paths_with_spaces():
     shellcheck("--shell=sh", "--exclude=SC2015", "-", input=recipes)
 
 
+def test_a_clone_that_cannot_be_in_the_path_is_refused(tmp_path):
+    command = ["make", "-f", str(ROOT / "Makefile"), "help"]
+    (tmp_path / "a:b").mkdir()
+    for folder, refused in {"a:b": True, ".": False}.items():
+        done = subprocess.run(command, cwd=tmp_path / folder, capture_output=True, text=True)
+        assert ("a folder with a colon cannot be in PATH" in done.stderr) == refused
+        assert bool(done.returncode) == refused
+
+
 def test_nothing_is_removed_but_what_a_recipe_has_made():
     for host in ("..", "../..", "a b", "", "kaggle colab"):
         command = ["make", "-n", "test-hosted", f"HOST={host}"]
