@@ -71,14 +71,14 @@ def test_the_users_own_sitecustomize_runs_and_a_program_without_torch_runs_as_ev
 
 LIMITED = """
 import torch, warnings
-held = torch.zeros(200_000, device="cuda")
+held = torch.zeros(1_600_000, device="cuda")
 try:
-    torch.zeros(200_000, device="cuda")
+    torch.zeros(1_600_000, device="cuda")
 except torch.OutOfMemoryError as error:
     print(error)
 print(torch.cuda.memory_allocated(), torch.cuda.mem_get_info(1))
 del held
-torch.zeros(200_000, device="cuda")
+torch.zeros(1_600_000, device="cuda")
 print(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 start.record(), end.record()
@@ -91,12 +91,12 @@ print(*(warning.message for warning in said), sep="\\n")
 
 @pytest.mark.slow
 def test_memory_ends_at_its_limit_and_whoever_measures_time_is_warned():
-    said = ran(*SIMULATE, "--memory", "1e6", "2", "python", "-c", LIMITED).splitlines()
+    said = ran(*SIMULATE, "--memory", "8e6", "2", "python", "-c", LIMITED).splitlines()
     assert said[0].startswith(
-        "CUDA out of memory. Tried to allocate 0.76 MiB. GPU 0 has a total capacity of 0.95 MiB "
-        "of which 0.19 MiB is free."
+        "CUDA out of memory. Tried to allocate 6.10 MiB. GPU 0 has a total capacity of 7.63 MiB "
+        "of which 1.53 MiB is free."
     )
-    assert said[1:3] == ["800256 (1000000, 1000000)", "0 800256"]
+    assert said[1:3] == ["6400000 (5902848, 8000000)", "0 6400000"]
     assert ["simulated" in line for line in said[3:]] == [True, True]
 
 

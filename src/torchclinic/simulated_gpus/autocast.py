@@ -24,7 +24,7 @@ LEFT |= {"cudnn_convolution_transpose"}
 HALVES = (torch.float16, torch.bfloat16)
 AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 kernels = torch.library.Library("aten", "IMPL")
-dtypes = {"cuda": torch.float16, "cpu": torch.bfloat16}
+DTYPES = {"cuda": torch.float16, "cpu": torch.bfloat16}
 real = {name: getattr(torch, f"set_autocast_{name}") for name in ("enabled", "dtype")}
 
 
@@ -34,15 +34,19 @@ def enabled(device: str = "cuda") -> bool:
 
 def set_enabled(*args: Any) -> None:
     device = "cuda" if len(args) == 1 else args[0]  # its old form was CUDA's
-    if device not in dtypes:
+    if device not in DTYPES:
         return real["enabled"](*args)
     here.autocast = {**getattr(here, "autocast", {}), device: args[-1]}
     real["enabled"]("cpu", any(here.autocast.values()))
 
 
 def set_dtype(device: str, dtype: torch.dtype) -> None:
-    dtypes[device] = dtype
+    here.dtypes = {**getattr(here, "dtypes", DTYPES), device: dtype}
     real["dtype"]("cpu" if device == "cuda" else device, dtype)
+
+
+def dtype_of(device: str = "cuda") -> torch.dtype:
+    return getattr(here, "dtypes", DTYPES).get(device, torch.bfloat16)
 
 
 def casts(tensor: torch.Tensor) -> bool:
@@ -65,8 +69,7 @@ def computed(run: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         if not casts(tensor) or (name not in LOW | WIDEST and tensor.dtype not in HALVES):
             return tensor
-        device = device_of(tensor).type
-        low = dtypes[device] if name in LOW else widest or tensor.dtype
+        low = dtype_of(device_of(tensor).type) if name in LOW else widest or tensor.dtype
         return tensor.to(low if name in LOW | WIDEST else torch.float32)
 
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
@@ -77,12 +80,12 @@ def computed(run: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 def simulate_autocast() -> None:
     torch.set_autocast_enabled, torch.set_autocast_dtype = set_enabled, set_dtype
     torch.is_autocast_enabled = enabled
-    torch.get_autocast_dtype = lambda device: dtypes.get(device, torch.bfloat16)
-    torch.get_autocast_gpu_dtype = lambda: dtypes["cuda"]
+    torch.get_autocast_dtype = torch.get_autocast_gpu_dtype = dtype_of
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for whole in torch._C._dispatch_get_all_op_names():
-        name, _, overload = whole.removeprefix("aten::").partition(".")
-        if not has(whole, "AutocastCUDA") or name in LEFT:
+        library, _, name = whole.partition("::")
+        name, _, overload = name.partition(".")
+        if library != "aten" or name in LEFT or not has(whole, "AutocastCUDA"):
             continue
         if name in LOW or name == "binary_cross_entropy" or not has(whole, "AutocastCPU"):
             run = getattr(getattr(torch.ops.aten, name), overload or "default")

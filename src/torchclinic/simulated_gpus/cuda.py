@@ -11,6 +11,7 @@ import torch
 from torchclinic.simulated_gpus.placing import (
     ALL,
     GPUS,
+    KEPT,
     checked,
     current,
     device_at,
@@ -241,7 +242,7 @@ def reset_peak(index: int) -> None:
 
 def empty_cache() -> None:
     for gpu in GPUS:
-        gpu.kept = -(-gpu.allocated() // (2 << 20)) * (2 << 20)
+        gpu.kept = -(-gpu.allocated() // KEPT) * KEPT
 
 
 def set_fraction(fraction: float, index: int) -> None:
@@ -250,7 +251,7 @@ def set_fraction(fraction: float, index: int) -> None:
 
 def memory_info(index: int) -> tuple[int, int]:
     gpu = GPUS[checked(index)]
-    return gpu.memory - gpu.kept, gpu.memory
+    return gpu.memory - max(gpu.kept, KEPT), gpu.memory  # CUDA itself always takes some
 
 
 # --- streams ------------------------------------------------------------------------------------

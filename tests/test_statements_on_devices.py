@@ -1,0 +1,952 @@
+"""Statements on devices, placement and errors in PyTorch 2.10 and later, on two CUDA GPUs or more.
+
+Each test says one thing that is true on real GPUs; its mark names the source. Words of errors
+are CUDA's: those of the binaries of torch 2.15 (libtorch_*.so, libc10_cuda.so), and of reports.
+Written without a look at the simulation, which they judge: make simulated.
+"""
+
+import copy
+import gc
+import io
+import multiprocessing
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+gpu, multigpu = pytest.mark.gpu, pytest.mark.multigpu
+GPUS = torch.cuda.device_count()
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(GPUS)))
+SAME = "Expected all tensors to be on the same device, but "
+UUIDS = "import torch as t; print(*[t.cuda.get_device_properties(i).uuid for i in range(%s)])"
+
+
+@pytest.fixture(autouse=True)
+def on_gpus_and_with_global_state_restored(request):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    if request.node.get_closest_marker("multigpu") and GPUS < 2:
+        pytest.skip("one GPU only")
+    with torch.random.fork_rng(devices=range(GPUS)):
+        torch.manual_seed(0)
+        yield
+        torch.set_default_device(None)
+        torch.cuda.set_device(0)
+
+
+def says(words, kind=RuntimeError):
+    return pytest.raises(kind, match=re.escape(words))
+
+
+def child(code, **env):
+    """What a new Python prints when it runs the code with these environment variables."""
+    command, env = [sys.executable, "-c", code], {**os.environ, **env}
+    return subprocess.check_output(command, env=env, text=True, timeout=180).split()
+
+
+def _rank(rank, world, port, function, args):
+    torch.cuda.set_device(rank)
+    store = {"init_method": f"tcp://127.0.0.1:{port}", "timeout": timedelta(seconds=90)}
+    dist.init_process_group("nccl", rank=rank, world_size=world, **store)
+    function(rank, world, *args)
+    dist.destroy_process_group()
+
+
+def in_ranks(function, *args, world=2):
+    """Run function(rank, world, *args) in processes, each with its GPU, in an NCCL group."""
+    if world > GPUS:
+        pytest.skip(f"fewer than {world} GPUs")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = mp.spawn(_rank, (world, port, function, args), nprocs=world, join=False)
+    end = time.monotonic() + 240
+    while not ranks.join(timeout=5):
+        if time.monotonic() > end:
+            for process in ranks.processes:
+                process.kill()
+            pytest.fail("the ranks did not end")
+
+
+# Devices and indices.
+
+
+@gpu("torch.device: c10::Device::operator==; test_cuda_multigpu.py test_grad_scaling_device_as_key")
+def test_device_cuda_without_an_index_is_not_equal_to_cuda_0():
+    assert torch.device("cuda") != torch.device("cuda:0") == torch.device("cuda", 0)
+    assert hash(torch.device("cuda:0")) == hash(torch.ones(1, device="cuda:0").device)
+
+
+@multigpu("test/test_cuda_multigpu.py test_cuda_set_device, test_tensor_device")
+def test_cuda_without_an_index_means_the_current_device():
+    with torch.cuda.device(1):
+        assert torch.ones(1, device="cuda").device == torch.ones(1).cuda().device
+        assert torch.ones(1).to("cuda").get_device() == torch.cuda.current_device() == 1
+    assert torch.ones(1).cuda().get_device() == 0 == torch.cuda.current_device()
+
+
+@multigpu("test/test_cuda_multigpu.py test_autogpu; docs notes/cuda.html")
+def test_the_current_device_does_not_decide_where_an_operation_runs():
+    x = torch.ones(2, device="cuda:0")
+    with torch.cuda.device(1):
+        assert (x + x).get_device() == x.new_zeros(1).get_device() == 0
+        assert torch.zeros_like(x).get_device() == 0
+        assert x.cuda().get_device() == 1
+
+
+@gpu("github.com/meta-pytorch/tritonparse/issues/176 (torch.AcceleratorError)")
+def test_a_gpu_that_is_not_there_is_an_invalid_device_ordinal():
+    with says("CUDA error: invalid device ordinal"):
+        torch.zeros(1, device=f"cuda:{GPUS}")
+    with says("CUDA error: invalid device ordinal"):
+        torch.cuda.set_device(GPUS)
+
+
+@gpu("torch/cuda/__init__.py get_device_name, get_device_capability, is_bf16_supported")
+def test_name_capability_and_bfloat16_follow_from_the_properties():
+    properties = torch.cuda.get_device_properties(0)
+    assert torch.cuda.get_device_name(0) == properties.name
+    assert torch.cuda.get_device_capability(0) == (properties.major, properties.minor)
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    assert native == (properties.major >= 8)
+
+
+@multigpu("test/test_cuda.py test_multi_device_context_manager; docs accelerator.html")
+def test_the_accelerator_is_cuda_and_shares_its_current_device():
+    assert torch.accelerator.current_accelerator().type == "cuda"
+    assert torch.accelerator.device_count() == torch.cuda.device_count()
+    with torch.accelerator.device_index(1):
+        assert torch.cuda.current_device() == torch.accelerator.current_device_index() == 1
+    assert torch.cuda.current_device() == 0
+
+
+# Factories and the default device.
+
+
+@multigpu("docs torch.set_default_device; test/test_utils.py TestDeviceUtils")
+def test_a_device_as_a_context_places_factories_and_modules():
+    with torch.device("cuda:1"):
+        assert torch.ones(1).get_device() == nn.Linear(1, 1).weight.get_device() == 1
+        assert torch.ones(1, device="cpu").is_cpu
+    assert torch.ones(1).is_cpu
+
+
+@multigpu("docs torch.set_default_device (its example)")
+def test_a_default_device_without_an_index_follows_the_current_device():
+    torch.set_default_device("cuda")
+    assert torch.get_default_device() == torch.device("cuda:0") == torch.tensor([1]).device
+    torch.cuda.set_device(1)
+    assert torch.get_default_device() == torch.device("cuda:1") == torch.tensor([1]).device
+
+
+@gpu("github.com/pytorch/pytorch/issues/44714; torch/utils/data/sampler.py RandomSampler")
+def test_a_shuffling_loader_breaks_under_a_default_device():
+    torch.set_default_device("cuda")
+    with says("Expected a 'cuda' device type for generator but found 'cpu'"):
+        next(iter(DataLoader(range(4), shuffle=True)))
+
+
+@multigpu("docs torch.tensor: if device is None and data is a tensor, the device of data is used")
+def test_torch_tensor_of_a_cuda_tensor_stays_on_its_gpu():
+    x = torch.ones(2, device="cuda:1")
+    with pytest.warns(UserWarning, match="To copy construct from a tensor"):
+        assert torch.tensor(x).device == x.device
+    assert torch.as_tensor(x) is x
+
+
+@multigpu("torch/_tensor_str.py _str_intern, Note [Print tensor device]")
+def test_repr_shows_the_gpu():
+    assert repr(torch.tensor([1, 2], device="cuda:1")) == "tensor([1, 2], device='cuda:1')"
+    assert repr(torch.tensor([1, 2], device="cuda:0")) == "tensor([1, 2], device='cuda:0')"
+
+
+# Moves.
+
+
+@multigpu("test/test_cuda_multigpu.py test_copy_device")
+def test_a_move_to_the_device_it_is_on_returns_the_tensor_itself():
+    x = torch.ones(1, device="cuda:1")
+    assert x.to("cuda:1") is x is x.cuda(1)
+    assert x.to("cuda:1", copy=True) is not x
+
+
+@gpu("test/test_cuda.py test_to_non_blocking")
+def test_a_non_blocking_copy_to_the_cpu_is_pinned():
+    x = torch.ones(8, device="cuda")
+    assert x.to("cpu", non_blocking=True).is_pinned()
+    assert not x.to("cpu").is_pinned()
+    torch.cuda.synchronize()
+
+
+@gpu("ATen/native/Memory.cpp _pin_memory; reported with a DataLoader's pin_memory")
+def test_only_cpu_tensors_can_be_pinned():
+    assert torch.ones(1).pin_memory().is_pinned()
+    with says("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
+        torch.ones(1, device="cuda").pin_memory()
+
+
+@gpu("torch/csrc/utils/tensor_numpy.cpp tensor_to_numpy")
+def test_numpy_wants_the_cpu():
+    words = (
+        "can't convert cuda:0 device type tensor to numpy. "
+        "Use Tensor.cpu() to copy the tensor to host memory first."
+    )
+    for convert in (torch.Tensor.numpy, np.asarray):
+        with says(words, TypeError):
+            convert(torch.ones(1, device="cuda"))
+
+
+@gpu("docs Tensor.tolist, Tensor.item (tensors are moved to the CPU first if necessary)")
+def test_tolist_item_and_if_read_a_cuda_tensor():
+    x = torch.ones(2, device="cuda")
+    assert x.tolist() == [1, 1]
+    assert x.sum().item() == 2
+    assert x.all()
+
+
+@multigpu("torch/_tensor.py __deepcopy__, __reduce_ex__")
+def test_deepcopy_and_pickle_keep_the_gpu():
+    x = torch.ones(1, device="cuda:1")
+    assert copy.deepcopy(x).device == pickle.loads(pickle.dumps(x)).device == x.device
+
+
+@gpu("ATen/native/Resize.h checkSetStorage; test_torch.py test_tensor_set_errors_multigpu")
+def test_set_refuses_a_storage_on_another_device():
+    words = (
+        'Attempted to set the storage of a tensor on device "cpu" to a storage on different '
+        'device "cuda:0".  This is no longer allowed; the devices must match.'
+    )
+    with says(words):
+        torch.ones(1).set_(torch.ones(1, device="cuda").untyped_storage())
+
+
+@gpu("test/test_sparse.py test_to_sparse..., test_cuda_empty")
+def test_a_sparse_tensor_moves_with_its_indices_and_values():
+    x = torch.eye(2).to_sparse().cuda()
+    assert x.is_cuda
+    assert x.indices().is_cuda
+    assert x.values().is_cuda
+
+
+# Mixed devices.
+
+h, c = torch.ones, partial(torch.ones, device="cuda")
+zero = partial(torch.tensor, [0])
+FOUND = SAME + "found at least two devices, cuda:0 and cpu!"
+TYPES = "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"
+STATE = "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and"
+INDEX = "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"
+
+
+def got(name, one, other, method):
+    where = f"(when checking argument in method wrapper_CUDA_{method})"
+    return SAME + f"got {name} is on {one}, different from other tensors on {other} {where}"
+
+
+CPU, GPU = ("cpu", "cuda:0"), ("cuda:0", "cpu")
+MIXED = {  # what is done: how, and the error's words
+    "add": (lambda: h(2) + c(2), FOUND),
+    "add in place": (lambda: h(2).add_(c(2)), FOUND),
+    "add to a CUDA scalar": (lambda: h(2) + c(()), FOUND),
+    "out=": (lambda: torch.add(c(2), 1, out=h(2)), FOUND),
+    "allclose": (lambda: torch.allclose(h(2), c(2)), FOUND),
+    "mse_loss": (lambda: F.mse_loss(c(2), h(2)), FOUND),
+    "where": (lambda: torch.where(c(2) > 0, h(2), c(2)), SAME),
+    "equal": (lambda: torch.equal(h(2), c(2)), SAME),
+    "matmul": (lambda: c(2, 2) @ h(2, 2), got("mat2", *CPU, "mm")),
+    "cat": (lambda: torch.cat([c(2), h(2)]), got("tensors", *CPU, "cat")),
+    "linear, CPU model": (lambda: nn.Linear(2, 2)(c(1, 2)), got("mat1", *GPU, "addmm")),
+    "linear, CPU input": (lambda: nn.Linear(2, 2).cuda()(h(1, 2)), got("mat1", *CPU, "addmm")),
+    "embedding": (lambda: nn.Embedding(2, 2).cuda()(zero()), got("index", *CPU, "_index_select")),
+    "gather": (lambda: c(2).gather(0, zero()), got("index", *CPU, "gather")),
+    "loss": (lambda: F.cross_entropy(c(1, 2), zero()), got("target", *CPU, "nll_loss_forward")),
+    "convolution": (lambda: nn.Conv1d(1, 1, 1)(c(1, 1, 1)), TYPES),
+    "LSTM": (lambda: nn.LSTM(1, 1).cuda()(c(1, 1, 1), (h(1, 1, 1), h(1, 1, 1))), STATE),
+    "indexing": (lambda: h(2)[zero(device="cuda")], INDEX),
+    "lengths": (lambda: pack_padded_sequence(c(1, 1, 1), c(1).long()), LENGTHS),
+}
+
+
+# TensorIterator.cpp compute_types; c10::impl::common_device_check_failure; Convolution.cpp; RNN.h;
+# TensorAdvancedIndexingUtils.h check_indices_on_cpu_or_selfdevice; PackedSequence.cpp.
+@gpu("as above; words as in github.com/ClownsharkBatwing/RES4LYF/pull/223")
+@pytest.mark.parametrize("case", MIXED)
+def test_mixing_the_cpu_and_a_gpu_is_an_error(case):
+    do, words = MIXED[case]
+    with says(words):
+        do()
+
+
+@multigpu("ATen/TensorIterator.cpp compute_types: only CPU scalars are let through")
+def test_mixing_two_gpus_is_an_error_even_with_a_scalar():
+    for y in (torch.ones(2, device="cuda:1"), torch.ones((), device="cuda:1")):
+        with says(SAME + "found at least two devices, cuda:0 and cuda:1!"):
+            torch.ones(2, device="cuda:0") + y
+
+
+@multigpu("test/test_torch.py, test_binary_ufuncs.py test_cuda_tensor_pow_scalar_tensor")
+def test_a_zero_dimensional_cpu_tensor_may_meet_a_gpu_tensor():
+    x = torch.tensor(2.0) * torch.ones(2, device="cuda:1")
+    assert x.get_device() == 1
+    assert x.tolist() == [2, 2]
+
+
+@multigpu("test/test_indexing.py test_cpu_indices")
+def test_a_cpu_index_may_index_a_cuda_tensor():
+    x = torch.arange(4.0, device="cuda:1")
+    x[torch.tensor([0])] = 5
+    assert x[torch.tensor([0, 3])].tolist() == [5, 3]
+    assert x[torch.tensor([0])].get_device() == 1
+
+
+@multigpu("torch/nn/utils/convert_parameters.py _check_param_device")
+def test_parameters_to_vector_wants_one_device():
+    tensors = [torch.ones(1, device="cuda:0"), torch.ones(1, device="cuda:1")]
+    with says("Found two parameters on different devices", TypeError):
+        nn.utils.parameters_to_vector(tensors)
+
+
+# Gradients.
+
+
+@multigpu("test/test_cuda_multigpu.py test_streaming_backwards_device_transfer; test_autograd.py")
+def test_a_gradient_lies_where_its_leaf_does_and_sums_over_gpus():
+    x = torch.ones(1, requires_grad=True)
+    (x.to("cuda:0").sum() + 2 * x.to("cuda:1").sum().to("cuda:0")).backward()
+    assert x.grad.is_cpu
+    assert x.grad.item() == 3
+
+
+@gpu("python_variable.cpp THPVariable_set_grad; github.com/kohya-ss/musubi-tuner/issues/791")
+def test_a_gradient_on_another_device_cannot_be_assigned():
+    x = torch.ones(1, device="cuda", requires_grad=True)
+    with says("attempting to assign a gradient with device type 'cpu' to a tensor with"):
+        x.grad = torch.ones(1)
+
+
+@multigpu("torch/nn/utils/clip_grad.py _get_total_norm (on the first gradient's device)")
+def test_clip_grad_norm_works_over_gpus():
+    xs = [torch.ones(1, device=f"cuda:{i}", requires_grad=True) for i in (1, 0)]
+    for x, grad in zip(xs, (3.0, 4.0), strict=True):
+        x.grad = torch.full_like(x, grad)
+    norm = nn.utils.clip_grad_norm_(xs, 1.0)
+    assert norm.get_device() == 1
+    assert norm.item() == pytest.approx(5)
+    assert [x.grad.item() for x in xs] == pytest.approx([0.6, 0.8], rel=1e-4)
+
+
+@gpu("docs torch.utils.checkpoint: preserve_rng_state=True stashes the device's RNG state")
+def test_checkpoint_redraws_the_same_dropout_on_the_gpu():
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    out = checkpoint(F.dropout, x, use_reentrant=False)
+    out.sum().backward()
+    assert torch.equal(x.grad, out)
+    assert 0 < out.count_nonzero() < 64
+
+
+# Modules and optimizers.
+
+
+@gpu("torch/nn/modules/module.py _apply; docs torch.__future__")
+def test_module_cuda_keeps_the_parameters_objects_and_moves_buffers_and_gradients():
+    model = nn.BatchNorm1d(1)
+    model.weight.grad = torch.ones(1)
+    before = list(map(id, model.parameters()))
+    assert model.cuda() is model
+    assert list(map(id, model.parameters())) == before
+    assert model.weight.grad.is_cuda
+    assert model.running_mean.is_cuda
+
+
+@gpu("docs nn.Module.to: moves parameters and buffers; docs register_buffer")
+def test_a_tensor_that_is_only_an_attribute_does_not_move():
+    model = nn.Linear(1, 1)
+    model.plain = torch.ones(1)
+    assert model.cuda().plain.is_cpu
+
+
+@gpu("docs nn.Module.to_empty; test/nn/test_module... test_to_empty")
+def test_to_empty_brings_a_meta_module_to_the_gpu():
+    model = nn.Linear(1, 1, device="meta")
+    with says("Cannot copy out of meta tensor; no data!", NotImplementedError):
+        model.to("cuda")
+    assert model.to_empty(device="cuda").weight.is_cuda
+
+
+@gpu("docs nn.Module.load_state_dict (assign)")
+def test_load_state_dict_copies_into_the_modules_device_unless_it_assigns():
+    model, saved = nn.Linear(1, 1, device="cuda"), nn.Linear(1, 1).state_dict()
+    model.load_state_dict(saved)
+    assert model.weight.is_cuda
+    model.load_state_dict(saved, assign=True)
+    assert model.weight.is_cpu
+
+
+@gpu("docs torch.func.functional_call")
+def test_functional_call_runs_where_the_parameters_given_are():
+    model = nn.Linear(2, 1)
+    moved = {name: tensor.cuda() for name, tensor in model.state_dict().items()}
+    assert torch.func.functional_call(model, moved, torch.ones(1, 2, device="cuda")).is_cuda
+    assert model.weight.is_cpu
+
+
+@gpu("module.py _apply keeps parameters; docs torch.optim (constructing it)")
+def test_an_optimizer_made_before_the_move_still_trains_the_model():
+    model = nn.Linear(1, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.cuda().weight.detach().clone()
+    model(torch.ones(1, 1, device="cuda")).sum().backward()
+    sgd.step()
+    torch.testing.assert_close(model.weight.detach(), before - 1)
+
+
+@gpu("torch/optim; ATen foreach utils (_group_tensors_by_device_and_dtype)")
+def test_an_optimizers_state_does_not_move_with_the_model():
+    x = nn.Parameter(torch.ones(1))
+    adam = torch.optim.Adam([x])
+    x.grad = torch.ones(1)
+    adam.step()
+    x.grad = None
+    x.data = x.data.cuda()
+    x.grad = torch.ones_like(x)
+    words = "Tensors of the same index must be on the same device|" + SAME
+    with pytest.raises(RuntimeError, match=words):
+        adam.step()
+
+
+@gpu("torch/optim/optimizer.py _process_value_according_to_param_policy")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_an_optimizer_loads_state_to_its_parameters_device_but_step_only_if_capturable(capturable):
+    x, y = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1, device="cuda"))
+    saving, loading = torch.optim.Adam([x]), torch.optim.Adam([y], capturable=capturable)
+    x.grad = torch.ones(1)
+    saving.step()
+    saved = saving.state_dict()
+    saved["param_groups"][0]["capturable"] = capturable
+    loading.load_state_dict(saved)
+    assert loading.state[y]["exp_avg"].is_cuda
+    assert loading.state[y]["step"].is_cuda == capturable
+
+
+# Saving and loading.
+
+
+@multigpu("docs torch.load; test/test_cuda_multigpu.py test_multigpu_serialization_remap(_dict)")
+@pytest.mark.parametrize(
+    ("map_location", "lands_on"),
+    [
+        (None, "cuda:1"),
+        ("cpu", "cpu"),
+        ({"cuda:1": "cuda:0"}, "cuda:0"),
+        ({"cuda:0": "cpu"}, "cuda:1"),
+        (lambda storage, location: storage, "cpu"),
+        (lambda storage, location: storage.cuda(0), "cuda:0"),
+        (torch.device("cuda:0"), "cuda:0"),
+    ],
+)
+def test_map_location_says_where_a_saved_cuda_1_tensor_lands(map_location, lands_on):
+    file = io.BytesIO()
+    torch.save(torch.ones(1, device="cuda:1"), file)
+    file.seek(0)
+    assert str(torch.load(file, map_location=map_location).device) == lands_on
+
+
+@gpu("torch/serialization.py _validate_device; test_cuda_multigpu.py test_load_nonexistent_device")
+def test_loading_to_a_gpu_that_is_not_there_says_so():
+    file = io.BytesIO()
+    torch.save(torch.ones(1, device="cuda"), file)
+    file.seek(0)
+    words = (
+        f"Attempting to deserialize object on CUDA device {GPUS} but torch.cuda.device_count() is "
+        f"{GPUS}. Please use torch.load with map_location to map your storages to an existing"
+    )
+    with says(words):
+        torch.load(file, map_location=f"cuda:{GPUS}")
+
+
+@gpu("torch/serialization.py _validate_device")
+def test_loading_a_gpus_tensor_without_gpus_says_so(tmp_path):
+    torch.save(torch.ones(1, device="cuda"), tmp_path / "x.pt")
+    code = "import torch\ntry: torch.load(%r)\nexcept RuntimeError as e: print(e)"
+    said = " ".join(child(code % str(tmp_path / "x.pt"), CUDA_VISIBLE_DEVICES=""))
+    assert said == (
+        "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. "
+        "If you are running on a CPU-only machine, please use torch.load with "
+        "map_location=torch.device('cpu') to map your storages to the CPU."
+    )
+
+
+@gpu("docs notes/serialization.html; test/test_cuda.py test_serialization_array_with_storage")
+def test_views_saved_together_share_storage_when_loaded():
+    x, file = torch.zeros(2, device="cuda"), io.BytesIO()
+    torch.save([x, x[:1]], file)
+    file.seek(0)
+    whole, part = torch.load(file)
+    part.fill_(5)
+    assert whole.tolist() == [5, 0]
+
+
+# DataParallel and its functions.
+
+
+class Where(nn.Module):
+    """Says on which GPU each sample was seen, and counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.weight = 0, nn.Parameter(torch.ones(1))
+
+    def forward(self, x, scale=1, mean=False):
+        self.calls += 1
+        seen = torch.full((len(x),), float(x.get_device()), device=x.device)
+        return (self.weight * x).mean() if mean else seen * scale
+
+
+def where(**kwargs):
+    return nn.DataParallel(Where().cuda(), device_ids=[0, 1], **kwargs)
+
+
+@multigpu("torch/nn/parallel/data_parallel.py forward; test_data_parallel_model_device")
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_data_parallel_wants_its_module_on_the_first_device(device):
+    words = (
+        "module must have its parameters and buffers on device cuda:0 (device_ids[0]) "
+        f"but found one of them on device: {device}"
+    )
+    with says(words):
+        nn.DataParallel(nn.Linear(1, 1).to(device), [0, 1])(torch.ones(2, 1))
+
+
+@multigpu("docs nn.DataParallel (its input may be on the CPU); torch.chunk")
+@pytest.mark.parametrize(("batch", "seen"), [(5, [0, 0, 0, 1, 1]), (1, [0])])
+def test_data_parallel_chunks_the_batch_over_the_gpus(batch, seen):
+    assert where()(torch.ones(batch)).tolist() == seen
+
+
+@multigpu("docs nn.DataParallel (output_device, default device_ids[0])")
+def test_data_parallel_gathers_on_the_output_device():
+    assert where()(torch.ones(4)).get_device() == 0
+    assert where(output_device=1)(torch.ones(4)).get_device() == 1
+
+
+@multigpu("torch/nn/parallel/scatter_gather.py scatter_kwargs")
+def test_data_parallel_scatters_keyword_tensors_and_copies_the_rest():
+    model = where()
+    assert model(torch.ones(2), scale=torch.tensor([2.0, 3.0])).tolist() == [0, 3]
+    assert model(x=torch.ones(2), scale=7).tolist() == [0, 7]
+
+
+@multigpu("docs nn.DataParallel, first warning (a counter stays at its initial value)")
+def test_data_parallel_loses_attributes_set_in_forward():
+    model = where()
+    model(torch.ones(4))
+    assert model.module.calls == 0
+
+
+@multigpu("docs nn.DataParallel, third warning; torch/nn/parallel/_functions.py Gather")
+def test_data_parallel_makes_a_vector_of_scalars():
+    with pytest.warns(UserWarning, match="all input tensors were scalars; will instead unsqueeze"):
+        out = where()(torch.tensor([1.0, 3.0]), mean=True)
+    assert out.tolist() == [1, 3]
+
+
+@multigpu("docs nn.DataParallel; test/distributed/test_data_parallel.py test_data_parallel")
+def test_data_parallel_sums_the_replicas_gradients_into_the_module():
+    model = where()
+    model(torch.tensor([1.0, 3.0]), mean=True).sum().backward()
+    assert model.module.weight.grad.get_device() == 0
+    assert model.module.weight.grad.item() == 4
+
+
+@multigpu("docs nn.DataParallel, first warning (the replica on device[0] shares storage)")
+def test_data_parallel_keeps_the_first_replicas_batch_norm_buffers():
+    model = nn.DataParallel(nn.BatchNorm1d(1, momentum=1.0).cuda(), [0, 1])
+    model(torch.tensor([[0.0], [2.0], [10.0], [20.0]]))
+    assert model.module.running_mean.item() == 1
+    assert model.module.num_batches_tracked.item() == 1
+
+
+@multigpu("torch/nn/parallel/scatter_gather.py, _functions.py; test_cuda_multigpu.py test_gather")
+def test_the_parallel_functions_split_copy_and_gather_over_gpus():
+    chunks = nn.parallel.scatter(torch.arange(3.0), [0, 1])
+    assert [(c.get_device(), c.tolist()) for c in chunks] == [(0, [0, 1]), (1, [2])]
+    assert nn.parallel.gather(chunks, "cpu").tolist() == [0, 1, 2]
+    with says("Gather function not implemented for CPU tensors", AssertionError):
+        nn.parallel.gather([torch.ones(1), torch.ones(1)], 0)
+    copies = nn.parallel.comm.broadcast(torch.ones(1, device="cuda:0"), [0, 1])
+    replicas = nn.parallel.replicate(nn.Linear(1, 1).cuda(), [0, 1])
+    for i in (0, 1):
+        assert copies[i].get_device() == replicas[i].weight.get_device() == i
+
+
+# Processes: ranks on NCCL.
+
+
+def _ddp_gradients(rank, world):
+    torch.manual_seed(0)
+    alone, x = nn.Linear(3, 2).cuda(), torch.randn(2 * world, 3).cuda()
+    model = nn.parallel.DistributedDataParallel(copy.deepcopy(alone), device_ids=[rank])
+    alone(x).square().mean().backward()
+    model(x[2 * rank : 2 * rank + 2]).square().mean().backward()
+    torch.testing.assert_close(model.module.weight.grad, alone.weight.grad)
+
+
+@multigpu("docs notes/ddp.html; test/distributed/test_c10d_nccl.py")
+@pytest.mark.parametrize("world", [2, 4])
+def test_ddp_gradients_are_those_of_one_process(world):
+    in_ranks(_ddp_gradients, world=world)
+
+
+def _ddp_starts_from_rank_0(rank, world):
+    model = nn.BatchNorm1d(1).cuda()
+    with torch.no_grad():
+        model.weight.fill_(rank)
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    assert model.module.weight.item() == 0
+    model.module.running_mean.fill_(rank + 5)
+    model(torch.full((2, 1), 5.0).cuda())
+    assert model.module.running_mean.item() == 5
+
+
+@multigpu("docs DistributedDataParallel (warnings; broadcast_buffers, forward_sync_buffers)")
+def test_ddp_broadcasts_rank_0s_parameters_at_first_and_buffers_in_each_forward():
+    in_ranks(_ddp_starts_from_rank_0)
+
+
+def _ddp_words(rank, world):
+    ddp = nn.parallel.DistributedDataParallel
+    with says("device_ids can only be None or contain a single element.", ValueError):
+        ddp(nn.Linear(1, 1).cuda(), device_ids=[0, 1])
+    words = (
+        "DistributedDataParallel device_ids and output_device arguments only work with "
+        "single-device/multiple-device GPU modules or CPU modules, "
+        f"but got device_ids [{rank}], output_device None, and module parameters"
+    )
+    with says(words, ValueError):
+        ddp(nn.Linear(1, 1), device_ids=[rank])
+
+
+@multigpu("torch/nn/parallel/distributed.py __init__")
+def test_ddp_takes_one_device_id_and_none_for_a_cpu_module():
+    in_ranks(_ddp_words)
+
+
+def _cpu_tensor(rank, world):
+    with says("No backend type associated with device type cpu"):
+        dist.all_reduce(torch.ones(1))
+
+
+@multigpu("ProcessGroup.hpp getBackend; github.com/zai-org/CogVLM/issues/328")
+def test_an_nccl_group_has_no_backend_for_a_cpu_tensor():
+    in_ranks(_cpu_tensor)
+
+
+def _collectives(rank, world):
+    objects = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": i} for i in range(world)]
+    out, parts = torch.zeros(1).cuda(), [torch.full((1,), 5.0 + i).cuda() for i in range(world)]
+    dist.scatter(out, parts if rank == 0 else None, src=0)
+    assert out.item() == 5 + rank
+    assert out.get_device() == rank
+    dist.reduce_scatter_tensor(out, torch.arange(float(world)).cuda())
+    assert out.item() == rank * world
+
+
+@multigpu("docs torch.distributed (all_gather_object, scatter, reduce_scatter_tensor)")
+@pytest.mark.parametrize("world", [2, 4])
+def test_nccl_gathers_objects_scatters_and_reduce_scatters(world):
+    in_ranks(_collectives, world=world)
+
+
+def _fsdp(rank, world):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    torch.manual_seed(0)
+    alone, x = nn.Linear(3, 4).cuda(), torch.randn(2 * world, 3).cuda()
+    model = fully_shard(copy.deepcopy(alone))
+    alone(x).square().mean().backward()
+    model(x[2 * rank : 2 * rank + 2]).square().mean().backward()
+    assert isinstance(model.weight, DTensor)
+    assert model.weight.shape == (4, 3)
+    assert model.weight.to_local().shape == (4 // world, 3)
+    assert model.weight.to_local().get_device() == rank
+    torch.testing.assert_close(model.weight.grad.full_tensor(), alone.weight.grad)
+
+
+@multigpu("docs distributed.fsdp.fully_shard; test/distributed/_composable/fsdp")
+@pytest.mark.parametrize("world", [2, 4])
+def test_fully_shard_shards_on_dim_0_and_trains_as_one_process_does(world):
+    in_ranks(_fsdp, world=world)
+
+
+def _dtensor_and_dcp(rank, world, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cuda", (world,))
+    assert mesh.device_type == "cuda"
+    assert mesh.get_local_rank() == rank
+    x = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+    assert x.to_local().get_device() == rank
+    assert x.to_local()[0].item() == 2 * rank
+    assert x.full_tensor().tolist() == [0, 1, 2, 3]
+    dcp.save({"x": x}, checkpoint_id=folder)
+    y = distribute_tensor(torch.zeros(4), mesh, [Replicate()])
+    dcp.load({"x": y}, checkpoint_id=folder)
+    assert y.to_local().tolist() == [0, 1, 2, 3]
+    assert y.to_local().get_device() == rank
+
+
+@multigpu("docs distributed.tensor, distributed.checkpoint (load-time resharding)")
+def test_a_dtensor_lies_on_its_ranks_gpu_and_dcp_loads_it_resharded(tmp_path):
+    in_ranks(_dtensor_and_dcp, str(tmp_path))
+
+
+# Processes: workers, forks, and what is visible.
+
+
+def _zeros(_=None):
+    return torch.zeros(1, device="cuda").item()
+
+
+FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+    "you must use the 'spawn' start method"
+)
+
+
+@gpu("torch/cuda/__init__.py _lazy_init; docs notes/multiprocessing.html")
+def test_cuda_cannot_be_used_in_a_fork_of_a_process_that_used_it():
+    _zeros()
+    with multiprocessing.get_context("fork").Pool(1) as pool, says(FORK):
+        pool.map_async(_zeros, [0]).get(timeout=120)
+
+
+@gpu("docs torch.utils.data (pin_memory); test/test_dataloader.py TestDictDataLoader")
+def test_a_loader_with_workers_can_pin_its_batches():
+    data = [{"x": torch.ones(1)} for _ in range(4)]
+    for batch in DataLoader(data, batch_size=2, num_workers=2, pin_memory=True, timeout=120):
+        assert batch["x"].is_cpu
+        assert batch["x"].is_pinned()
+
+
+def _add_one(queue, done):
+    x = queue.get()
+    x.add_(1)
+    torch.cuda.synchronize()
+    del x
+    done.set()
+
+
+@gpu("test/test_multiprocessing.py test_cuda_simple; docs notes/multiprocessing.html")
+def test_a_cuda_tensor_sent_to_a_spawned_process_shares_its_memory():
+    context, x = mp.get_context("spawn"), torch.zeros(2, device="cuda")
+    queue, done = context.SimpleQueue(), context.Event()
+    process = context.Process(target=_add_one, args=(queue, done), daemon=True)
+    process.start()
+    queue.put(x)
+    assert done.wait(120)
+    assert x.tolist() == [1, 1]
+    process.join(60)
+
+
+@multigpu("docs CUDA environment variables (CUDA_VISIBLE_DEVICES); torch/cuda/__init__.py")
+def test_visible_devices_chooses_and_orders_the_gpus():
+    first, second = VISIBLE.split(",")[:2]
+    uuids = child(UUIDS % 2, CUDA_VISIBLE_DEVICES=f"{first},{second}")
+    assert child(UUIDS % 2, CUDA_VISIBLE_DEVICES=f"{second},{first}") == uuids[::-1]
+    assert child(UUIDS % "t.cuda.device_count()", CUDA_VISIBLE_DEVICES=second) == uuids[1:]
+
+
+@gpu("c10/cuda/CUDAFunctions.cpp device_count_ensure_non_zero")
+def test_no_visible_devices_means_no_cuda():
+    code = "import torch\nprint(torch.cuda.is_available(), torch.cuda.device_count())\n"
+    code += "try: torch.ones(1).cuda()\nexcept RuntimeError as error: print(error)"
+    said = " ".join(child(code, CUDA_VISIBLE_DEVICES=""))
+    assert said == "False 0 No CUDA GPUs are available"
+
+
+@multigpu("torch/cuda/__init__.py device_count (cached once CUDA is initialized); CUDA guide")
+def test_visible_devices_set_after_the_first_use_has_no_effect():
+    code = "import os, torch\ntorch.ones(1).cuda(); before = torch.cuda.device_count()\n"
+    code += "os.environ['CUDA_VISIBLE_DEVICES'] = '0'; torch.ones(1).cuda(1)\n"
+    code += "print(before, torch.cuda.device_count())"
+    assert child(code, CUDA_VISIBLE_DEVICES=VISIBLE) == [str(GPUS)] * 2
+
+
+# Memory.
+
+
+@multigpu("c10/cuda/CUDACachingAllocator.cpp (kMinBlockSize); test/test_cuda.py test_memory_stats")
+def test_allocated_memory_is_counted_in_512_bytes_for_each_gpu_and_falls_after_del():
+    gc.collect()
+    before = [torch.cuda.memory_allocated(i) for i in (0, 1)]
+    x, y = torch.empty(1, device="cuda:1"), torch.empty(129, device="cuda:1")
+    assert torch.cuda.memory_allocated(1) - before[1] == 512 + 1024
+    assert torch.cuda.memory_allocated(0) == before[0]
+    del x, y
+    assert torch.cuda.memory_allocated(1) == before[1]
+
+
+@gpu("docs torch.cuda.max_memory_allocated, reset_peak_memory_stats; test_cuda_multigpu.py")
+def test_the_peak_of_memory_stays_until_it_is_reset():
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.empty(2**20, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.max_memory_allocated() == before + 2**20
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == before == torch.cuda.memory_allocated()
+
+
+@gpu("test/test_cuda_multigpu.py test_mem_get_info")
+def test_mem_get_info_sees_what_is_reserved():
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    x = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.mem_get_info()[0] < free < total == torch.cuda.mem_get_info()[1]
+    del x
+
+
+@gpu("test/test_cuda.py test_out_of_memory")
+def test_asking_for_far_too_much_is_out_of_memory_and_harms_nothing():
+    words = "CUDA out of memory. Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of"
+    with says(words, torch.OutOfMemoryError):
+        torch.empty(800000000 * 2**30, dtype=torch.int8, device="cuda")
+    assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+@gpu("test/test_cuda.py test_set_per_process_memory_fraction")
+def test_a_process_may_be_held_to_a_fraction_of_the_memory():
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.1, 0)
+        with says("CUDA out of memory. ", torch.OutOfMemoryError):
+            torch.empty(total // 5, dtype=torch.int8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
+# Streams and events.
+
+
+@multigpu("test/test_cuda_multigpu.py test_stream_context")
+def test_a_stream_as_a_context_makes_its_gpu_current():
+    stream = torch.cuda.Stream(device=1)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream(0)
+
+
+@gpu("test/test_cuda.py test_record_stream; docs Tensor.record_stream")
+def test_work_on_a_side_stream_is_seen_after_waiting_for_it():
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = torch.ones(4, device="cuda")
+    torch.cuda.current_stream().wait_stream(side)
+    assert x.record_stream(torch.cuda.current_stream()) is None
+    assert x.sum().item() == 4
+
+
+# Random numbers.
+
+
+@gpu("ATen/core/Generator.h check_generator")
+def test_a_cuda_generator_does_not_serve_a_cpu_tensor():
+    with says("Expected a 'cpu' device type for generator but found 'cuda'"):
+        torch.rand(1, generator=torch.Generator("cuda"))
+
+
+@multigpu("torch/cuda/random.py manual_seed_all; docs torch.manual_seed (seeds all devices)")
+def test_manual_seed_all_gives_each_gpu_the_same_numbers():
+    for seed in (torch.cuda.manual_seed_all, torch.manual_seed):
+        seed(7)
+        assert torch.cuda.initial_seed() == 7
+        assert torch.rand(4, device="cuda:0").tolist() == torch.rand(4, device="cuda:1").tolist()
+
+
+@gpu("docs notes/randomness.html (no reproducibility between CPU and GPU, even with equal seeds)")
+def test_the_cpu_and_the_gpu_draw_from_streams_of_their_own():
+    torch.manual_seed(0)
+    host, state = torch.rand(4), torch.get_rng_state()
+    assert torch.rand(4, device="cuda").tolist() != host.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@gpu("docs torch.random.fork_rng")
+def test_fork_rng_puts_the_gpus_state_back():
+    before = torch.cuda.get_rng_state(0)
+    with torch.random.fork_rng(devices=[0]):
+        torch.rand(4, device="cuda:0")
+        assert not torch.equal(torch.cuda.get_rng_state(0), before)
+    assert torch.equal(torch.cuda.get_rng_state(0), before)
+
+
+# Mixed precision.
+
+
+@gpu("docs amp.html (CUDA ops that can autocast); testing/_internal/autocast_test_lists.py")
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_autocast_runs_products_in_half_and_softmax_sums_and_losses_in_float32(half):
+    x = torch.ones(2, 2, device="cuda")
+    with torch.autocast("cuda", dtype=half):
+        y = x @ x
+        assert y.dtype == nn.Linear(2, 2, device="cuda")(x).dtype == half
+        assert y.softmax(0).dtype == y.sum().dtype == torch.float32
+        assert F.mse_loss(y, y).dtype == torch.float32
+        assert F.cross_entropy(y, torch.zeros(2, dtype=torch.long, device="cuda")).dtype == x.dtype
+
+
+@gpu("docs torch.autocast (dtype), torch.get_autocast_dtype")
+def test_autocast_for_cuda_is_float16_by_default_and_leaves_the_cpu_alone():
+    with torch.autocast("cuda"):
+        assert torch.get_autocast_dtype("cuda") == torch.float16
+        assert torch.is_autocast_enabled("cuda")
+        assert not torch.is_autocast_enabled("cpu")
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+@gpu("ATen/autocast_mode.cpp; docs amp.html (prefer binary_cross_entropy_with_logits)")
+def test_autocast_forbids_binary_cross_entropy():
+    words = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
+    x = torch.full((2,), 0.5, device="cuda")
+    with torch.autocast("cuda"), says(words):
+        F.binary_cross_entropy(x, x)
+
+
+@gpu("docs torch.amp.GradScaler (backoff_factor=0.5); test/test_cuda.py test_grad_scaling_...")
+def test_grad_scaler_skips_the_step_and_halves_its_scale_on_an_infinite_gradient():
+    weight = nn.Parameter(torch.ones(1, device="cuda"))
+    sgd, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cuda", init_scale=8.0)
+    scaler.scale(weight * torch.inf).backward()
+    scaler.step(sgd)
+    scaler.update()
+    assert weight.item() == 1
+    assert scaler.get_scale() == 4
+    sgd.zero_grad()
+    scaler.scale(weight * 0.5).backward()
+    scaler.step(sgd)
+    assert weight.item() == 0.5
