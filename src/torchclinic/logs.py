@@ -170,7 +170,7 @@ def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
     evidence = "by the times in the logs"
     if len(failures) == 1:
         evidence = "the only one with an error of its own"
-    elif [*times.values()].count(min(times.values(), default=None)) != 1:
+    elif [*times.values()].count(min(times.values(), default=())) != 1:
         times = {name: os.stat(0 if name == "-" else name).st_mtime for name in failures}
         evidence = "by the times of the files"
     name = min(failures, key=lambda name: times.get(name, ()))

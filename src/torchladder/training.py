@@ -495,7 +495,7 @@ def _described(data: ImageData | Sequence[Dataset]) -> str:
         for tensor in _tensors_of(part):
             flat = tensor.detach().flatten()
             some = flat[:: 1 + len(flat) // 1_000_000].cpu().contiguous()
-            numbers = zlib.crc32(some.view(torch.uint8).numpy(), numbers)
+            numbers = zlib.crc32(some.view(torch.uint8).numpy().data, numbers)
     return f"{text}, checksum {numbers:08x}" if numbers else text
 
 
