@@ -18,16 +18,18 @@ def test_each_command_runs_and_the_log_s_answer_has_the_fields_that_are_named(tm
     log = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x784 and 100x10)\n"
     (tmp_path / "log.txt").write_text(log)
     torch.save({"module.weight": torch.ones(2)}, tmp_path / "found.pt")
+    (tmp_path / "train.py").write_text("import torch; print(torch.cuda.device_count())")
     printed = {}
     for line in re.findall(r"^\$ (torchclinic .*)$", SKILL, re.M):
         command = [sys.executable, "-m", *shlex.split(line)]
         run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert run.returncode in ((0, 1) if "doctor" in line else (0,)), run.stderr
         printed[line.split()[1]] = run.stdout
-    assert printed.keys() == {"explain", "inspect", "fix", "doctor"}
+    assert printed.keys() == {"explain", "inspect", "fix", "doctor", "simulate"}
     [match] = json.loads(printed["explain"])["matches"]
     assert {"id", "title", "line", "text", "rank", "cause", "fix", "url"} <= match.keys()
     assert "module." in printed["inspect"]
+    assert printed["simulate"] == "2\n"
     assert list(torch.load(tmp_path / "plain.pt")) == ["weight"]
 
 
