@@ -59,13 +59,20 @@ def simulate_nccl() -> None:
 
     c10d._new_process_group_helper = with_gloo
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
-    choose = c10d._get_object_coll_device
+    c10d._get_object_coll_device = on_gpu_if_only_there(c10d._get_object_coll_device, "cuda")
+    c10d._get_pg_default_device = on_gpu_if_only_there(
+        c10d._get_pg_default_device, torch.device("cuda")
+    )
 
-    def where_objects_go(group=None):
-        group = group or c10d._get_default_group()
-        return "cuda" if group.group_name in only_cuda else choose(group)
 
-    c10d._get_object_coll_device = where_objects_go
+def on_gpu_if_only_there(choose: Any, gpu: Any) -> Any:
+    """Gloo could send from the CPU, too, where NCCL has no choice."""
+
+    def chosen(group=None):
+        whole = group or torch.distributed.distributed_c10d._get_default_group()
+        return gpu if whole.group_name in only_cuda else choose(group)
+
+    return chosen
 
 
 def simulate_data_parallel() -> None:

@@ -33,7 +33,8 @@ from torchclinic.simulated_gpus.placing import (
 
 Tensor, UntypedStorage = torch.Tensor, torch.UntypedStorage
 MODE = Places()  # which only C++ would hold otherwise
-REAL = {name: getattr(Tensor, name) for name in ("to", "numpy", "type", "copy_", "is_pinned")}
+WRAPPERS = {"_make_wrapper_subclass": "device", "_make_subclass": "device_for_backend_keys"}
+REAL = {name: getattr(Tensor, name) for name in ("to", "numpy", "type", "is_pinned")}
 
 
 def overridable(method: Any) -> Any:
@@ -119,7 +120,7 @@ def cpu(self, memory_format=torch.preserve_format):
 def copy_(self, source, non_blocking=False):
     if gpu_of(self) != gpu_of(source) and not is_fake() and real_device(source).type == "cpu":
         source = moved(source, gpu_of(self))
-    return REAL["copy_"](self, source, non_blocking)
+    return torch.ops.aten.copy_(self, source, non_blocking)
 
 
 # --- questions ----------------------------------------------------------------------------------
@@ -326,15 +327,20 @@ def simulate_tensors() -> None:
 
 
 def simulate_wrappers() -> None:
-    make = Tensor._make_wrapper_subclass
+    """DTensors and fake tensors, which for a GPU C++ would give to a driver."""
 
-    def make_wrapper(cls, *args, **kwargs):
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "cuda" and not is_fake():
-            kwargs["device"] = torch.device("cpu")  # C++ would ask for a driver
-        return make(cls, *args, **kwargs)
+    def on_cpu(make: Any, argument: str) -> Any:
+        @functools.wraps(make)
+        def make_there(cls, *args, **kwargs):
+            device = kwargs.get(argument)
+            if device is not None and torch.device(device).type == "cuda":
+                kwargs[argument] = CPU
+            return make(cls, *args, **kwargs)
 
-    Tensor._make_wrapper_subclass = staticmethod(make_wrapper)
+        return staticmethod(make_there)
+
+    for name, argument in WRAPPERS.items():
+        setattr(Tensor, name, on_cpu(getattr(Tensor, name), argument))
 
 
 def enter_in_threads() -> None:
