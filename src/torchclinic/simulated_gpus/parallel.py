@@ -100,7 +100,12 @@ def simulate_data_parallel() -> None:
         if not all(tensor.is_cuda for tensor in tensors):
             raise RuntimeError("Expected all input tensors to be CUDA tensors")
         index = current() if index is None else index
-        return torch.cat([tensor.to(at(index)) for tensor in tensors], dim)
+        shape, sizes = list(tensors[0].shape), [tensor.shape[dim] for tensor in tensors]
+        shape[dim] = sum(sizes)
+        whole = torch.empty(shape, dtype=tensors[0].dtype, device=at(index))
+        for part, tensor in zip(whole.split(sizes, dim), tensors, strict=True):
+            part.copy_(tensor)
+        return whole
 
     c._gather = gather
     broadcast_backward = Broadcast.backward
