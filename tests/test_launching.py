@@ -30,7 +30,7 @@ from torchladder import launching
 from torchladder.launching import LaunchError, join_group, launch, warm_up
 
 pytestmark = pytest.mark.slow
-HANG = 60  # seconds; ends what hangs, and says nothing about what is merely slow
+HANG = 180  # seconds; ends what hangs, and says nothing about what is merely slow
 
 
 @pytest.fixture(scope="module", autouse=True)

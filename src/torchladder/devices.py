@@ -1,5 +1,7 @@
 """The i-th GPU, all of them, the device that a person has named, or two on every machine."""
 
+import os
+
 import torch
 
 from torchclinic import simulate_gpus
@@ -66,4 +68,5 @@ def two_gpus() -> None:
     See :func:`torchclinic.simulated_gpus.simulate_gpus` for what is simulated and what is not.
     """
     if torch.cuda.device_count() < 2:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it was for the machine's own
         simulate_gpus(2, with_real_gpu=True)
