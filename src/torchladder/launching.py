@@ -613,7 +613,13 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
 
 
 def end_with(ends: list[int]) -> None:
-    """End this process's group once the other end of a pipe is closed, as by its process's end."""
+    """End this process's group once the other end of a pipe is closed, as by its process's end.
+
+    Parameters
+    ----------
+    ends : list of int
+        File descriptors of such pipes. The system itself watches the first, on Linux.
+    """
     threading.Thread(target=_end_with_the_caller, args=(ends,), daemon=True).start()
     # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
     with suppress(ImportError, AttributeError, OSError):
