@@ -134,7 +134,7 @@ test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and
 # Also on the oldest torch: make test-simulated VENV=.venv-oldest CONSTRAINTS=tools/locks/oldest.txt
 GPUS ?= 1 2 4
 test-simulated: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(or $(N),4)
-test-simulated: simulated  ## run all that wants GPUs on simulated ones: the tests, programs and chapters, on 1, 2 and 4; an hour
+test-simulated: simulated  ## run all that wants GPUs on simulated ones: the tests, programs and chapters, on 1, 2 and 4
 	$(PYTEST) --dist loadfile tests/test_gpt.py tests/test_rungs.py tests/test_gpus.py tests/test_training.py
 	for n in $(GPUS); do $(MAKE) --no-print-directory simulated-chapters N=$$n || exit 1; done
 

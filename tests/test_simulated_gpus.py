@@ -54,7 +54,7 @@ def test_every_process_and_thread_that_a_command_starts_sees_them(tmp_path):
 
 @pytest.mark.slow
 def test_every_process_that_a_notebook_starts_sees_them(tmp_path):
-    first = "import torch, torchclinic; torchclinic.simulate_gpus(2)"
+    first = "import torchvision, torchclinic; torchclinic.simulate_gpus(2)"
     program = STARTED.replace("    main()", f"    {first}; {first}\n    main()")
     (tmp_path / "started.py").write_text(program)
     assert ran("python", "started.py", cwd=tmp_path) == "2 Tesla T4 (simulated)\n"
@@ -67,6 +67,27 @@ def test_the_users_own_sitecustomize_runs_and_a_program_without_torch_runs_as_ev
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     said = ran(*SIMULATE, "1", "python", "-c", program, "a b", env=env)
     assert said.splitlines()[-2:] == ["mine", "2 False"]
+
+
+INSIDE = """
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+with FakeTensorMode():  # by which DTensor learns the shapes of results
+    print(torch.empty_strided((2,), (1,), device="cuda:1").uniform_().device)
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+net = torch.nn.Linear(1, 1).cuda()
+whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+set_model_state_dict(net, {"weight": torch.ones(1, 1), "bias": torch.ones(1)}, options=whole)
+print(net(torch.ones(1, device="cuda")).item())
+"""
+
+
+@pytest.mark.slow
+def test_what_pytorch_does_inside_itself_finds_the_gpu_too():
+    assert ran(*SIMULATE, "2", "python", "-c", INSIDE).split() == ["cuda:1", "2.0"]
 
 
 LIMITED = """

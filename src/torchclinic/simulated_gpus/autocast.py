@@ -64,13 +64,12 @@ def computed(run: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             "binary_cross_entropy_with_logits\nor torch.nn.BCEWithLogitsLoss.  "
             "binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
         )
-    widest = torch.float32 if any(t.dtype == torch.float32 for t in found) else None
+    keep = name in WIDEST and all(tensor.dtype in HALVES for tensor in found)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        if not casts(tensor) or (name not in LOW | WIDEST and tensor.dtype not in HALVES):
+        if keep or not casts(tensor):
             return tensor
-        low = dtype_of(device_of(tensor).type) if name in LOW else widest or tensor.dtype
-        return tensor.to(low if name in LOW | WIDEST else torch.float32)
+        return tensor.to(dtype_of(device_of(tensor).type) if name in LOW else torch.float32)
 
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
