@@ -1,5 +1,8 @@
 """Weights of any wrapping arrive by name, or the model stays as it was."""
 
+from collections import OrderedDict
+from copy import deepcopy
+
 import pytest
 import torch
 from kinds_of_files import Counting, Rebuilt, saved
@@ -7,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel
+from torch.nn.utils import parametrizations, weight_norm
 
 from torchclinic.checkpoint_files import CheckpointError, load_into
 from torchladder.launching import launch
@@ -178,3 +182,118 @@ def test_a_module_that_refuses_its_state_leaves_the_model_as_it_was():
     with pytest.raises(CheckpointError, match="not these"):
         load_into(model, nn.Linear(2, 1).state_dict())
     assert torch.equal(model.weight, weight)
+
+
+class Renaming(nn.Linear):
+    """A module that knows the name that an older version gave to its weight."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, local_metadata, *rest):
+        if local_metadata.get("version") == 1:
+            state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+        super()._load_from_state_dict(state, prefix, local_metadata, *rest)
+
+
+class Labelled(nn.Linear):
+    """A module that keeps a word beside its tensors, under a name of its own."""
+
+    word = ""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}word"] = self.word
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.word = state.pop(f"{prefix}word")
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class Scaled(nn.Linear):
+    """A module that saves what it does not load, as quantized layers do."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.scale"] = torch.ones(1)
+
+
+def with_a_buffer(value):
+    model = nn.Linear(2, 1)
+    model.register_buffer("count", value)
+    return model
+
+
+def as_version_1(model, **renamed):
+    state = model.state_dict()
+    for old, new in renamed.items():
+        state[new] = state.pop(old)
+    for note in state._metadata.values():
+        note["version"] = 1
+    return state
+
+
+def weight_norms(how):
+    torch.manual_seed(7)
+    return nn.Sequential(how(nn.Linear(3, 4, bias=False)), nn.BatchNorm1d(4))
+
+
+def without_counter():
+    state = as_version_1(nn.BatchNorm1d(2))
+    state.pop("num_batches_tracked")
+    return state
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.module."])
+@pytest.mark.parametrize(
+    ("model", "state"),
+    [
+        (weight_norms(parametrizations.weight_norm),
+         lambda: weight_norms(weight_norm).state_dict()),
+        (parametrizations.weight_norm(nn.Linear(3, 4)),
+         lambda: weight_norm(nn.Linear(3, 4)).state_dict()),
+        (nn.BatchNorm1d(2), without_counter),
+        (Renaming(2, 1), lambda: as_version_1(Renaming(2, 1), weight="kernel")),
+        (nn.Sequential(Labelled(2, 1)), lambda: nn.Sequential(Labelled(2, 1)).state_dict()),
+        (with_a_buffer(torch.tensor(0.0)), with_a_buffer(torch.ones(1)).state_dict),
+    ],
+    ids=["weight_norm", "all of it older", "BatchNorm 1", "version", "a word", "PyTorch 0.3"],
+)  # fmt: skip
+def test_what_torch_loads_is_loaded(model, state, wrapped, tmp_path):
+    expected = deepcopy(model)
+    given = state()
+    expected.load_state_dict(given)
+    notes = {f"{wrapped}{name}".rstrip("."): note for name, note in given._metadata.items()}
+    given = OrderedDict((f"{wrapped}{key}", value) for key, value in given.items())
+    given._metadata = notes
+    for source in (given, saved(tmp_path, {"state_dict": given, "epoch": 3})):
+        loaded = deepcopy(model)
+        report = load_into(loaded, source)
+        assert repr(loaded.state_dict()) == repr(expected.state_dict())
+        assert not report.missing_keys + report.unexpected_keys
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_torch_does_not_take_is_not_called_loaded(strict):
+    model, state = Scaled(2, 1), Scaled(2, 1).state_dict()
+    before = model.weight.clone()
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*weight\.scale"):
+        Scaled(2, 1).load_state_dict(state)
+    if strict:
+        with pytest.raises(CheckpointError, match=r"1 unexpected \(weight\.scale\)"):
+            load_into(model, state)
+        assert torch.equal(model.weight, before)
+    else:
+        report = load_into(model, state, strict=False)
+        assert report.unexpected_keys == ["weight.scale"]
+        assert list(report.names) == ["weight", "bias"]
+
+
+def test_a_batch_norm_of_today_that_lacks_its_counter_is_refused_as_torch_does():
+    state = nn.BatchNorm1d(2).state_dict()
+    del state["num_batches_tracked"]
+    state["weight"] += 1
+    model = nn.BatchNorm1d(2)
+    with pytest.raises(CheckpointError, match=r"1 missing \(num_batches_tracked\)"):
+        load_into(model, state)
+    assert torch.equal(model.weight, torch.ones(2))

@@ -5,6 +5,7 @@ is really called ``module``, and setting keys by position would load any weights
 """
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ class Match:
     unexpected_keys: list[str]  # keys of the file that the model lacks
     # The file's (None of what is no tensor) and the model's, by its key.
     mismatched_shapes: dict[str, tuple[tuple | None, tuple | None]]
+    renamed: dict[str, str]  # from all keys of the file to those that the model is given
 
     def problems(self) -> list[str]:
         """A phrase for each kind of trouble, with the first keys by name."""
@@ -176,7 +178,7 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     mismatched = {
         goal[new]: (ours[key], theirs[new])
         for key, new in pairs.items()
-        if theirs[new] is not None and ours[key] != theirs[new]
+        if theirs[new] is not None and not _fits(ours[key], theirs[new])
     }
     found = set(pairs.values())
     return Match(
@@ -184,7 +186,29 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
         missing_keys=[goal[new] for new in goal if new not in found],
         unexpected_keys=[key for key in names if key not in pairs],
         mismatched_shapes=mismatched,
+        renamed={key: goal.get(new, new) for key, new in names.items()},
     )
+
+
+def _fits(file: tuple | None, model: tuple) -> bool:
+    """PyTorch, too, takes the first number of a row for a scalar, which 0.3 saved as a row."""
+    return file == model or (model == () and file is not None and len(file) == 1 and file[0] > 0)
+
+
+def renamed_versions(versions: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """What a state dict notes on modules, by their names, when its keys get others.
+
+    >>> renamed_versions({"module.norm": {"version": 2}}, {"module.norm.weight": "norm.weight"})
+    {'norm': {'version': 2}}
+    """
+    found = {}
+    for pair in renamed.items():
+        old, new = (key.split(".")[:-1] for key in pair)
+        while isinstance(note := versions.get(".".join(old)), dict):
+            found[".".join(new)] = note
+            if not (old and new) or old.pop() != new.pop():
+                break
+    return found
 
 
 def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
@@ -199,12 +223,15 @@ def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     def renamed(off: str, on: str) -> dict[str, str]:
         return {k: on + n.removeprefix(off) if n.startswith(off) else n for k, n in plain.items()}
 
-    def fit(off: str, on: str) -> tuple[int, int]:
-        """How many keys are theirs, and how many in shape, too."""
-        pairs = {key: new for key, new in renamed(off, on).items() if new in theirs}
+    def fit(off: str, on: str) -> tuple[int, int, int]:
+        """How many keys are theirs, and how many in shape, too; if none, how many begin alike."""
+        every = renamed(off, on)
+        pairs = {key: new for key, new in every.items() if new in theirs}
         alike = sum(ours[key] == theirs[new] for key, new in pairs.items())
-        return (-1, 0) if _collision(pairs) else (len(pairs), alike)
+        near = 0 if pairs else sum(new.rpartition(".")[0] in parts for new in every.values())
+        return (-1, 0, 0) if _collision(pairs) else (len(pairs), alike, near)
 
+    parts = {key[: dot.start()] for key in theirs for dot in re.finditer(r"\.", key)}
     # A whole model's prefix is on many keys, a layer's name on few.
     removed = _shared_prefixes(plain.values(), len(ours) / 4)
     added = _shared_prefixes(theirs, len(ours) / 2)

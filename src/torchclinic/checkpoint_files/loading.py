@@ -1,8 +1,8 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
-from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoint_files.keys import COUNTER, Match, match
+from torchclinic.checkpoint_files.keys import COUNTER, Match, match, renamed_versions
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, some
 from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, split, tensors_in
 from torchclinic.modules import unwrapped
+
+FITS = "load_into(..., strict=False) loads what fits."
+PLAIN_LOAD = nn.Module._load_from_state_dict
 
 
 def load_into(
@@ -68,8 +71,9 @@ def load_into(
     if isinstance(source, str | Path):
         checkpoint = open_checkpoint(source)
     where = source if checkpoint else "This state dict"
-    values, _ = split(choose(checkpoint.tree if checkpoint else source, where, key)[1], where)
     ours = plain.state_dict()
+    state = choose(checkpoint.tree if checkpoint else source, where, key)[1]
+    values, _ = split(state, where, ours)
     if empty := [k for k, value in ours.items() if getattr(value, "is_meta", False)]:
         raise CheckpointError(
             f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
@@ -86,11 +90,12 @@ def load_into(
             "full_state_dict=True)) loads whole weights into it."
         )
     found = match_model(where, values, plain)
-    if found.problems() and (strict or not found.names):
-        raise misfit(where, plain, found, "load_into(..., strict=False) loads what fits.")
+    if found.problems() and (strict or not found.names) and not any(map(_judges, plain.modules())):
+        raise misfit(where, plain, found, FITS)
     if checkpoint:
-        checkpoint.verify(tensors_in({old: values[old] for old in found.names.values()}).items())
-    _load(where, {k: values[old] for k, old in found.names.items()}, plain, ours)
+        checkpoint.verify(tensors_in(values).items())
+    versions = getattr(state, "_metadata", None)
+    made = counted(_load(where, values, found, strict, plain, ours, versions))
     pairs = [(values[old], ours.get(k)) for k, old in found.names.items()]
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
     kinds = Counter(f"{a.dtype} to {b.dtype}" for a, b in both if a.dtype != b.dtype)
@@ -100,6 +105,7 @@ def load_into(
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
+        made=[f"by the model's own code, {made}"] * bool(made),
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
         other_shape=counted(found.mismatched_shapes),
@@ -108,22 +114,62 @@ def load_into(
     return done
 
 
-def _load(where: Any, values: dict[str, Any], model: nn.Module, ours: dict[str, Any]) -> None:
-    """``load_state_dict``, or leave the model, whose state dict is `ours`, as it was.
+def _load(
+    where: Any,
+    values: dict[str, Any],
+    found: Match,
+    strict: bool,
+    model: nn.Module,
+    ours: dict[str, Any],
+    versions: Mapping[str, Any] | None,
+) -> list[str]:
+    """``load_state_dict``, which has the last word on `found`; or the model is as it was.
 
+    What is given back are keys that code of the model's has made from others.
+
+    It is given all keys, and what was noted beside them: a module may know older names of its own.
     Whether torch can copy each tensor is tried with a few numbers of it. What code in the model
     will do with the values cannot be known: a model with such code, and only it, is copied before.
     """
-    _try_copies(where, {key: (ours[key], values[key]) for key in values if key in ours})
+    _try_copies(where, {key: (ours[key], values[old]) for key, old in found.names.items()})
+    given = OrderedDict((new, values[old]) for old, new in found.renamed.items())
+    given.update((new, values[old]) for new, old in found.names.items())  # tied ones, too
+    if not strict:
+        given = OrderedDict(i for i in given.items() if i[0] not in found.mismatched_shapes)
+    if versions is not None:
+        given._metadata = renamed_versions(versions, found.renamed)
+    may_refuse = bool(found.problems()) and (strict or not found.names)
+    with _as_it_was(where, model, ours, may_refuse or any(map(_runs_code, model.modules()))):
+        own_method = type(model).load_state_dict is not nn.Module.load_state_dict
+        told = model.load_state_dict(given, strict=strict and own_method)
+        if told is None:  # by a method of the model's own
+            return []
+        files = {new: old for old, new in found.renamed.items()}
+        found.missing_keys = [k for k in told.missing_keys if k not in found.mismatched_shapes]
+        found.unexpected_keys = [files.get(key, key) for key in told.unexpected_keys]
+        for key in {*told.missing_keys, *told.unexpected_keys} & found.names.keys():
+            del found.names[key]
+        if strict:
+            found.mismatched_shapes = {}  # torch took them
+        none = {*ours} <= {*told.missing_keys, *found.mismatched_shapes}
+        if (strict and found.problems()) or none:
+            raise misfit(where, model, found, FITS)
+        told_of = {*found.names, *told.missing_keys, *told.unexpected_keys}
+        return [k for k in ours if k not in told_of | found.mismatched_shapes.keys()]
+
+
+@contextmanager
+def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool) -> Iterator[None]:
+    """Give the model back what it had, if loading raises; `ours` is its state dict."""
     tables, numbers, extra = [], {}, {}
     try:
-        if any(map(_runs_code, model.modules())):
+        if copied:
             parts = [part for m in model.modules() for part in (m._parameters, m._buffers)]
             extra = deepcopy({k: v for k, v in ours.items() if k.endswith(EXTRA_STATE)})
             there = [tensor for part in parts for tensor in part.values() if tensor is not None]
             numbers = {tensor: tensor.detach().clone() for tensor in there}
             tables = [(part, dict(part)) for part in parts]
-        model.load_state_dict(values, strict=False)
+        yield
     except BaseException as error:
         for part, before in tables:
             part.clear()
@@ -136,7 +182,7 @@ def _load(where: Any, values: dict[str, Any], model: nn.Module, ours: dict[str, 
             with suppress(Exception):
                 if key in extra:
                     module.set_extra_state(extra[key])
-        if not isinstance(error, Exception):
+        if isinstance(error, CheckpointError) or not isinstance(error, Exception):
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{where}: {type(model).__name__} refused it ({what}).") from error
@@ -149,7 +195,7 @@ def _try_copies(where: Any, pairs: dict[str, tuple]) -> None:
         first = (slice(2),) * mine.dim()
         try:
             kept = mine[first].clone()
-            torch.empty_like(kept).copy_(new[first])
+            torch.empty_like(kept).copy_(new[first] if mine.dim() else new.flatten()[0])
             mine.data[first].copy_(kept)  # not if it is expanded, or of torch.inference_mode
         except Exception as error:
             raise CheckpointError(
@@ -159,11 +205,18 @@ def _try_copies(where: Any, pairs: dict[str, tuple]) -> None:
 
 
 def _runs_code(module: nn.Module) -> bool:
-    """Whether code that is not torch's own runs when values are loaded into it."""
+    """Whether code that is not torch's own runs when values are loaded into it, or were saved."""
     kind = type(module)
     methods = kind.set_extra_state, kind._load_from_state_dict, kind.load_state_dict
+    methods += kind._save_to_state_dict, kind.state_dict
     hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
+    hooks = hooks or module._state_dict_hooks or module._state_dict_pre_hooks
     return bool(hooks) or not all(m.__module__.startswith("torch.nn.") for m in methods)
+
+
+def _judges(module: nn.Module) -> bool:
+    """Whether it may load keys that it does not have itself, as torch's batch norm does."""
+    return _runs_code(module) or type(module)._load_from_state_dict is not PLAIN_LOAD
 
 
 def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:

@@ -114,10 +114,16 @@ def _key(key: Any) -> Any:
     return key if is_plain else StandIn(type(key).__name__)
 
 
-def _dict(pairs: Iterable = ()) -> dict:
+class Noted(dict):
+    """An OrderedDict of a file's: a state dict has notes on the versions of the modules."""
+
+    _metadata: Any = None
+
+
+def _dict(pairs: Iterable = (), kind: type[dict] = dict) -> dict:
     if not all(isinstance(pair, list | tuple) for pair in pairs):  # a row of a tensor is a tensor
         raise pickle.UnpicklingError("a dict of what are no pairs")
-    return {_key(pair[0]): pair[1] for pair in pairs}
+    return kind((_key(pair[0]), pair[1]) for pair in pairs)
 
 
 def _set(items: Iterable = ()) -> set:
@@ -158,7 +164,7 @@ def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata
 
 # Called for real: they are in nearly every file, and do nothing but build.
 CALLED = {
-    "collections.OrderedDict": _dict,
+    "collections.OrderedDict": lambda pairs=(): _dict(pairs, Noted),
     "builtins.dict": _dict,
     "collections.defaultdict": lambda *factory: {},
     "builtins.list": list,
@@ -241,6 +247,9 @@ class _InertUnpickler(pickle._Unpickler):
         state = self.stack.pop()
         if isinstance(self.stack[-1], StandIn):
             self.stack[-1].state = state
+        elif isinstance(self.stack[-1], Noted) and isinstance(state, dict):
+            notes = state.get("_metadata")
+            self.stack[-1]._metadata = notes if isinstance(notes, dict) else None
 
     def load_bytearray8(self) -> None:
         self.load_binbytes8()  # pickle's own step fills as much memory as the file claims

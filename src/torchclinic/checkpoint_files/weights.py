@@ -1,13 +1,14 @@
 """Where in a checkpoint the weights lie, what they are, and what the rest is."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from torchclinic.checkpoint_files.keys import strip_leading_wrappers
 from torchclinic.checkpoint_files.pickles import BRANCHES, FREE, STORAGES, StandIn, storage_id, walk
 from torchclinic.checkpoint_files.reading import CheckpointError
 from torchclinic.checkpoint_files.reports import key_option, some
@@ -136,8 +137,12 @@ def _likeliness(name: str) -> tuple:
     return (*kinds, name.count(".") + 1) if name else (False, False, False, 0)
 
 
-def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(
+    weights: Mapping[str, Any], path: Any, wanted: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a state dict a model can take: tensors and plain extra state; and what else is there.
+
+    Under the `wanted` keys, anything plain.
 
     Raises
     ------
@@ -149,7 +154,8 @@ def split(weights: Mapping[str, Any], path: Any) -> tuple[dict[str, Any], dict[s
         if is_unread_tensor(value):
             raise CheckpointError(f"{path}: {key!r} {_why_unread(value)}")
         odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
-        if isinstance(value, Tensor) or (key.endswith(EXTRA_STATE) and not any(odd)):
+        is_extra = key.endswith(EXTRA_STATE) or strip_leading_wrappers(key) in wanted
+        if isinstance(value, Tensor) or (is_extra and not any(odd)):
             kept[key] = value
     if not any(isinstance(value, Tensor) for value in kept.values()):
         others = some((f"{key} ({what})" for key, what in described(weights).items()), 2)
@@ -374,7 +380,9 @@ def describe(value: Any) -> str:
         return "optimizer state"
     if is_state_dict(value):
         return f"state dict of {len(value)} entries"
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
+    if isinstance(value, Mapping):
+        return f"dict of {len(value)}"
+    if isinstance(value, list | tuple | set | frozenset):
         return f"{type(value).__name__} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to print larger ones
         return f"an integer of {value.bit_length():,} bits"
