@@ -73,21 +73,29 @@ INSIDE = """
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 with FakeTensorMode():  # by which DTensor learns the shapes of results
-    print(torch.empty_strided((2,), (1,), device="cuda:1").uniform_().device)
-dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-net = torch.nn.Linear(1, 1).cuda()
+    assert torch.empty_strided((2,), (1,), device="cuda:1").uniform_().device.index == 1
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+net = torch.nn.Linear(2, 2, device="meta")  # only the group can say where it belongs
+fully_shard(net)
 whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-set_model_state_dict(net, {"weight": torch.ones(1, 1), "bias": torch.ones(1)}, options=whole)
-print(net(torch.ones(1, device="cuda")).item())
+state = {} if dist.get_rank() else {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+set_model_state_dict(net, state, options=whole)
+seen = net(torch.ones(1, 2, device="cuda")).tolist()
+print(end="" if dist.get_rank() else f"{seen}\\n")
+dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_what_pytorch_does_inside_itself_finds_the_gpu_too():
-    assert ran(*SIMULATE, "2", "python", "-c", INSIDE).split() == ["cuda:1", "2.0"]
+def test_what_pytorch_does_inside_itself_finds_the_gpu_too(tmp_path):
+    (tmp_path / "inside.py").write_text(INSIDE)
+    torchrun = "torchrun", "--standalone", "--nproc-per-node=2", "inside.py"
+    assert ran(*SIMULATE, "2", *torchrun, cwd=tmp_path) == "[[3.0, 3.0]]\n"
 
 
 LIMITED = """

@@ -33,7 +33,6 @@ from torchclinic.simulated_gpus.placing import (
 
 Tensor, UntypedStorage = torch.Tensor, torch.UntypedStorage
 MODE = Places()  # which only C++ would hold otherwise
-WRAPPERS = {"_make_wrapper_subclass": "device", "_make_subclass": "device_for_backend_keys"}
 REAL = {name: getattr(Tensor, name) for name in ("to", "numpy", "type", "is_pinned")}
 
 
@@ -329,18 +328,16 @@ def simulate_tensors() -> None:
 def simulate_wrappers() -> None:
     """DTensors and fake tensors, which for a GPU C++ would give to a driver."""
 
-    def on_cpu(make: Any, argument: str) -> Any:
-        @functools.wraps(make)
-        def make_there(cls, *args, **kwargs):
-            device = kwargs.get(argument)
-            if device is not None and torch.device(device).type == "cuda":
-                kwargs[argument] = CPU
-            return make(cls, *args, **kwargs)
+    make = Tensor._make_wrapper_subclass
 
-        return staticmethod(make_there)
+    @functools.wraps(make)
+    def make_on_cpu(cls, *args, **kwargs):
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            kwargs["device"] = CPU
+        return make(cls, *args, **kwargs)
 
-    for name, argument in WRAPPERS.items():
-        setattr(Tensor, name, on_cpu(getattr(Tensor, name), argument))
+    Tensor._make_wrapper_subclass = staticmethod(make_on_cpu)
 
 
 def enter_in_threads() -> None:
