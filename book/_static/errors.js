@@ -60,35 +60,19 @@
     return make("p", "log-line", make("span", "", phrase("line", { line })), code);
   }
 
-  /** The words that the head of a case, up to its first colon, quotes: those between two commas together. */
-  function quoted(item) {
-    const parts = [[]];
-    for (const node of (one("p", item) ?? item).childNodes) {
-      const text = node.textContent;
-      if (node.nodeName !== "CODE") {
-        if (text.split(/:(?:\s|$)/)[0].includes(",")) parts.push([]);
-        if (/:(\s|$)/.test(text)) break;
-      } else if (text.length > 3 && /[A-Za-z]/.test(text)) parts.at(-1).push(text);
-    }
-    return parts.filter((words) => words.length > 0);
-  }
-
-  const quotes = all(".error-fix > ul:first-of-type > li").flatMap(quoted).flat();
-
-  /** What to do: before all else those of several cases whose heads quote what the log holds. */
-  function cure(id, held) {
+  /** What to do: before all else the `cases` that the log is about. */
+  function cure(id, cases) {
     const fix = copyOf(id, "fix");
-    const ours = all(":scope > ul:first-of-type > li", fix).filter((item) =>
-      quoted(item).some((words) => words.every((word) => held.includes(word))));
-    if (ours.length > 0) {
+    const bullets = all(":scope > ul:first-of-type > li", fix);
+    if (cases.length > 0) {
       one("p", fix).prepend(phrase("otherwise"), " ");
-      fix.prepend(make("ul", "", ...ours));
+      fix.prepend(make("ul", "", ...cases.map((which) => bullets[which])));
     }
     return fix;
   }
 
   /** The reader's own line, what it means, what to do; then in a fold why it is this entry. */
-  function answer({ id, kind, lines }, held, why) {
+  function answer({ id, kind, lines, cases }, why) {
     const more = linkTo(id);
     more.replaceChildren(phrase("more"));
     return make("li", `match ${kind}`,
@@ -96,14 +80,14 @@
       make("h2", "", linkTo(id)),
       copyOf(id, "cause"),
       make("p", "", make("strong", "", phrase("do"))),
-      cure(id, held),
+      cure(id, cases),
       ...(kind === "warning" ? [make("p", "", phrase("warning"))] : []),
       ...(why.length ? [make("details", "match-why", make("summary", "", phrase("why")), make("p", "", ...why))] : []),
       make("p", "match-more", more));
   }
 
-  function showFound({ matches, held, notice }) {
-    const items = matches.map((match, place) => answer(match, held, reasons(match, place, matches)));
+  function showFound({ matches, notice }) {
+    const items = matches.map((match, place) => answer(match, reasons(match, place, matches)));
     found.replaceChildren(make("ol", "matches", ...items));
     if (notice) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
@@ -128,9 +112,9 @@
   let worker;
   /** What is in a text, read by a script beside the page, which goes on meanwhile. */
   async function readBeside(text) {
-    const script = `onmessage = ({ data }) => postMessage((${finding})(${JSON.stringify(errorRules)}).read(...data))`;
+    const script = `onmessage = ({ data }) => postMessage((${finding})(${JSON.stringify(errorRules)}).read(data))`;
     worker = new Worker(URL.createObjectURL(new Blob([script])));
-    worker.postMessage([text, quotes]);
+    worker.postMessage(text);
     return new Promise((onmessage, onerror) => Object.assign(worker, { onmessage, onerror }))
       .then(({ data }) => data).finally(() => worker.terminate());
   }
@@ -144,7 +128,7 @@
     part.textContent = before && phrase("part", { size: size(text.length) });
     says.textContent = text.length > FIELD_HOLDS ? phrase("reading", { size: size(text.length) }) : "";
     if (!text.trim() || DUMP.test(text.slice(0, START))) return void (says.textContent = text.trim() && phrase("dumps"));
-    const inPage = () => clinic.read(text, quotes);
+    const inPage = () => clinic.read(text);
     const told = text.length > FIELD_HOLDS ? await readBeside(text).catch(inPage) : inPage();
     says.textContent = told.matches.length ? showFound(told) : showNone(text, told);
   }

@@ -1,20 +1,19 @@
 "use strict";
 // find of src/torchclinic/errors/finding.py, by the rules that errors.rules() gives; what they mean is said
-// there. A test compares both on the same logs.
+// there. Tests compare both on the same logs.
 const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
   const HARMLESS = new RegExp(rules.harmless.join("|"), "g");
   const PREFIX = new RegExp(rules.prefix, "y");
   const MOST_LINES = 4; // that are shown of an entry
-  const LONG = 10_000, BEFORE = 200, AFTER = 1000; // letters of a line; shown of a longer one around a match
+  const LONG = 10_000, BEFORE = 300, AFTER = 900; // letters of a line; shown of a longer one around a match
+  const AROUND = 30, NAME = 6; // lines that may be an error's own; letters of a word that counts in code
 
   /** The log without prefixes, colours and white space, in ASCII, with one kind of quotes; where
    *  its lines start, and where it ends; which four letters follow each other in it. `ats`, if
    *  given, gets where in `plain`, which has the prefixes and all letters, each of them stands. */
   function squeeze(log, ats) {
-    log = `\n${log}\n`;
-    for (const [mark, plain] of Object.entries(rules.quotes)) log = log.replaceAll(mark, plain);
-    log = log.slice(1, -1).replace(COLOUR, "");
+    log = plainly(log);
     const letters = new Uint8Array(log.length), starts = [0], fours = new Uint8Array(1 << 20);
     let [count, four] = [0, 0];
     for (let at = 0; at <= log.length; at++) {
@@ -30,6 +29,12 @@ const finding = (rules) => {
       starts.push(count);
     }
     return { text: new TextDecoder().decode(letters.subarray(0, count)), starts, fours, plain: log };
+  }
+
+  function plainly(log) {
+    log = `\n${log}\n`;
+    for (const [mark, plain] of Object.entries(rules.quotes)) log = log.replaceAll(mark, plain);
+    return log.slice(1, -1).replace(COLOUR, "");
   }
 
   const hash = (four) => Math.imul(four, 0x9e3779b1) >>> 12;
@@ -143,18 +148,69 @@ const finding = (rules) => {
     });
   }
 
-  /** All that a page says of a log: what it holds, with the lines to show; which of some `quotes`
-   *  it has; if it has no entry, the other program and whether there is a sign of an error. */
-  function read(log, quotes) {
-    const squeezed = squeeze(log), { text, fours } = squeezed;
+  // --- which of several cases: as cases.py ---
+
+  function ownLines(lines, number, this_) {
+    const from = Math.max(0, number - AROUND);
+    const texts = lines.slice(from, number + AROUND).map((line, at) => {
+      const text = plainly(from + at === number ? this_ : line.slice(0, LONG));
+      PREFIX.lastIndex = 0;
+      PREFIX.test(text);
+      return text.slice(PREFIX.lastIndex).replace(/[^!-~]+/g, " ").trim();
+    });
+    const isApart = (text) => /^(?:File '|Traceback|$)/.test(text);
+    const upward = texts.slice(0, number - from + 1).reverse();
+    const apart = upward.findIndex(isApart);
+    const named = upward.findIndex((text) => /^[\w.]*(?:Error|Exception|Warning)(?![a-z])/.test(text));
+    const start = number - from - (named >= 0 && (apart < 0 || named < apart) ? named : 0);
+    const after = texts.findIndex((text, at) => at > number - from && isApart(text));
+    const begun = texts.findLastIndex((text, at) => at < start && text.startsWith("Traceback"));
+    const code = texts.slice(begun < 0 ? start : begun, start).map((text) => text.replace(/^File '.*?'/, ""));
+    const own = texts.slice(start, after < 0 ? texts.length : after).join(" ");
+    return [own.replace(new RegExp(rules.environment, "g"), ""), code.join(" ")];
+  }
+
+  function numbersOf(own) {
+    const text = own.replaceAll(" ", ""), numbers = { none: 0, one: 1 };
+    for (const [name, [before, item]] of Object.entries(rules.counted))
+      numbers[name] = [...text.matchAll(`${before}((?:'[^']*',?)*)`)]
+        .reduce((sum, [, names]) => sum + [...names.matchAll(`'${item}'`)].length, 0);
+    for (const [name, amount] of Object.entries(rules.measured)) {
+      const [, size, unit] = text.match(amount) ?? [];
+      if (unit) numbers[name] = size * rules.units[unit];
+    }
+    return numbers;
+  }
+
+  /** Which of an entry's cases, from 0, a log is about whose match begins in line `number`, of which this is `this_`. */
+  function casesOf(id, lines, number, this_) {
+    const { cases } = rules.errors.find((error) => error.id === id);
+    if (!cases.length) return [];
+    const [own, code] = ownLines(lines, number, this_), numbers = numbersOf(own);
+    const whole = (word) => new RegExp(`${/^[A-Za-z0-9]/.test(word) ? "(?<![A-Za-z0-9])" : ""}${word.split("...")
+      .map((part) => [...part].map((letter) => letter.replace(/\W/, "\\$&")).join(" ?")).join(".{0,80}?")}${/[A-Za-z0-9]$/.test(word) ? "(?![A-Za-z0-9])" : ""}`);
+    const named = (parts, text, least) => parts.some((words) => words.every((word) => word.length >= least && whole(word).test(text)));
+    const total = (sum) => sum.split(" + ").reduce((total, name) => total + numbers[name], 0); // NaN without one
+    const holds = (rule) => rule.split(" and ").map((part) => part.split(" > ").map(total)).every(([left, right]) => left > right);
+    const chosen = (is) => cases.flatMap((known, which) => (is(known) ? [which] : []));
+    const ours = chosen(([words, sums]) => named(words, own, 1) || sums.some(holds));
+    return ours.length ? ours : chosen(([words]) => named(words, code, NAME));
+  }
+
+  /** All that a page says of a log: what it holds, with the lines to show, and which cases it is about;
+   *  if it has no entry, the other program and whether there is a sign of an error. */
+  function read(log) {
+    const squeezed = squeeze(log);
     const found = find(log, squeezed);
     if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0 };
     const lines = log.split("\n"), known = {};
     const show = ([line, { words, at }]) => ({ line, ...shown((known[line] ??= partOf(lines[line - 1]))(at), words) });
-    const has = (piece) => mayHold(fours, piece) && text.includes(piece);
     return {
-      matches: found.map(({ words, ...match }) => ({ ...match, lines: [...words].slice(0, MOST_LINES).map(show) })),
-      held: quotes.filter((quote) => has(squeeze(quote).text)),
+      matches: found.map(({ words, ...match }) => {
+        const { id, line } = match;
+        const cases = casesOf(id, lines, line - 1, partOf(lines[line - 1])(words.get(line).at));
+        return { ...match, cases, lines: [...words].slice(0, MOST_LINES).map(show) };
+      }),
       notice: onlyNotices(log, found),
     };
   }

@@ -19,7 +19,7 @@ import pytest
 from running import ran
 
 from torchclinic import cli, errors, logs
-from torchclinic.errors import catalogue, entries, telling
+from torchclinic.errors import cases, catalogue, entries, telling
 from torchclinic.errors.terminal import without_links
 
 LOG = """loading epoch_3.pt
@@ -75,6 +75,77 @@ def test_of_several_cases_the_one_that_the_log_names_comes_first(explain):
         (do,) = re.findall(r"(?s)^Do:.*", out, re.MULTILINE)
         assert do.removeprefix("Do:\n\n").startswith(first), last
         assert ("\n\nOtherwise: Run it with `num_workers=0`" in do) == first.startswith("-")
+
+
+def case_of(log):
+    """The first words of the case that comes first, of the first entry."""
+    match = errors.find(log)[0]
+    fix = cases.this_case_first(match.error, match.place)
+    return fix[2:17] if "\n\nOtherwise: " in fix else ""
+
+
+def test_a_case_is_named_by_whole_words_of_the_errors_own_lines_and_never_by_a_path():
+    path = 'File "/usr/lib/python3.10/x.py", line 3, in f\n'
+    shape = "The shape of the mask [8] at index 0 does not match the shape of the indexed tensor"
+    for log in (
+        f"{path}RuntimeError: 'weight' must be 2-D",
+        f"Traceback (most recent call last):\n{path}  run()\nRuntimeError: 'weight' must be 2-D",
+        f"x = torch.rand(16, 3, 32)[mask]\nIndexError: {shape} [16, 3, 32] at index 0",
+        "DataLoader worker (pid 7) exited unexpectedly\n\nkilled by signal: Terminated",
+        "DataLoader worker (pid 7) exited unexpectedly, not killed by signal: Terminatedly",
+    ):
+        assert case_of(log) == "", log
+    called = f"Traceback (most recent call last):\n{path}  SyncBatchNorm(x)\n"
+    log = "Default process group has not been initialized"
+    assert case_of(f"{called}ValueError: {log}") == "`SyncBN` or `Sy"
+    assert case_of("DataLoader worker (pid 7) is killed by\nsignal: Term\ninated.")
+
+
+def test_of_a_full_memory_the_numbers_decide():
+    full = "CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 80.00 GiB "
+    full += "of which {} GiB is free. Including non-PyTorch memory, this process has {} GiB memory "
+    full += "in use. Of it 7.00 GiB is allocated by PyTorch, and {} GiB is reserved by PyTorch"
+    old = "CUDA out of memory. Tried to allocate {} (GPU 0; 16.00 GiB total capacity; {} already "
+    old += "allocated; 1.00 GiB free; {} reserved in total by PyTorch)"
+    for log, case in [
+        (full.format("3.92", "1.10", "78.00", "1.21"), ""),
+        (full.format("2.00", "1.10", "78.00", "1.21"), "Memory is in pieces"),
+        (full.format("3.92", "1.10", "20.00", "1.21"), "Little is yours"),
+        (full.format("1.00", "1.10", "78.00", "1.21"), "Gigabytes were free"),
+        (full.format("41.00", "1.10", "78.00", "1.21"), "Gigabytes were free"),
+        (old.format("2.00 GiB", "13.00 GiB", "14.50 GiB"), "Memory is in pieces"),
+        (old.format("2.00 GiB", "14.00 GiB", "14.50 GiB"), ""),
+        (old.format("7000.00 MiB", "4.00 GiB", "14.50 GiB"), "Memory is in pieces"),
+        (old.format("2.00 GiB", "900.00 MiB", "1.50 GiB"), "Little is yours"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", ""),
+    ]:
+        assert case_of(log) == case[:15], log
+
+
+def test_of_keys_that_do_not_fit_the_lists_decide():
+    def log(missing, unexpected):
+        lines = ["RuntimeError: Error(s) in loading state_dict for Net:"]
+        for name, keys in (("Missing", missing), ("Unexpected", unexpected)):
+            named = ", ".join(f'"{key}"' for key in keys)
+            lines += [f"\t{name} key(s) in state_dict: {named}. "] if keys else []
+        return "\n".join(lines)
+
+    for missing, unexpected, case in [
+        (["model.lm_head.weight"], [], "Only missing, `lm_head"),
+        (["model.lm_head.weight", "model.a.weight"], [], "Only missing, otherwise"),
+        (["model.fc.weight.absmax"], [], "Only missing, otherwise"),
+        ([], ["model.position_ids"], "Only unexpected"),
+        (["model.a", "model.b"], ["a", "b"], "Both, alike but for"),
+        (["model.a", "c"], ["a", "b"], ""),
+        (["model.a"], ["model.b"], ""),
+    ]:
+        assert case_of(log(missing, unexpected)) == case[:15], (missing, unexpected)
+
+
+def test_what_numbers_decide_is_a_case_of_an_entry():
+    for name, decided in cases.DECIDED.items():
+        rules = [rules for _, rules in cases.cases_of(catalogue()[name]) if rules]
+        assert rules == [*decided.values()], name
 
 
 HEALTHY = """epoch 1: loss 0.5, val_error: 0.23, test error 0.21, train/error=0.2

@@ -10,6 +10,7 @@ from test_browser import PHONE, assert_axe_finds_nothing
 
 from tools.clinic_notebooks import PARTS
 from torchclinic import errors
+from torchclinic.errors import cases
 from torchclinic.errors.finding import GAP
 from torchclinic.errors.squeezing import signs as signs_of
 from torchclinic.errors.telling import ASK, _only_notices
@@ -124,6 +125,32 @@ def test_the_script_finds_what_the_package_finds(page):
     found = page.evaluate(answers, cases)
     assert [(log, a, b) for log, a, b in zip(cases, found, wanted, strict=True) if a != b] == []
     assert sum(bool(matches) for matches, *_ in wanted) > len(CATALOGUE)
+
+
+def logs_of_cases():
+    """Logs with the words of each case of each entry: in its line, others, code, a path."""
+    for error in CATALOGUE.values():
+        message = error.patterns[0].replace("*", "x") if error.patterns else ""
+        for words in [part for parts, _ in cases.cases_of(error) for part in parts]:
+            text = " ".join(words)
+            yield f"{message} {text}"
+            yield f"RuntimeError: {text}\n{message}\n\n{text}"
+            frame = f'File "/envs/{text}/{text}.py", line 3, in f'
+            begun = f"Traceback (most recent call last):\n  {frame}\n"
+            yield f"{begun}    {text}\nRuntimeError: {message}"
+            yield f"{begun}    f(x)\nRuntimeError: {message} a{text}b"
+            yield f"{'x ' * 9000}{message} {text}"
+
+
+def test_of_several_cases_the_script_puts_the_same_first_as_the_package(page):
+    told = "logs => logs.map(log => clinic.read(log).matches.map(({id, cases}) => [id, cases]))"
+    chosen, logs = 0, list(logs_of_cases())
+    for log, found in zip(logs, page.evaluate(told, logs), strict=True):
+        matches = errors.find(log)
+        wanted = [[match.error.id, cases.about(match.error, *match.place)] for match in matches]
+        assert found == wanted, log
+        chosen += any(which for _, which in wanted)
+    assert chosen > len(logs) / 3
 
 
 TIMED = """([unit, size]) => {

@@ -4,12 +4,14 @@
 that shows both. The error clinic's notebooks are written from it, ``torchclinic explain`` prints
 it, and the paste box of the site applies the same rules (`rules`) in the browser.
 
-`entries` reads the catalogue, `squeezing` a log, `finding` brings them together, `telling` says
-what was found, `tracebacks` under an error, and `terminal` lays a text out.
+`entries` reads the catalogue, `squeezing` a log, `finding` brings them together, `cases` chooses
+what to do, `telling` says it, `tracebacks` under an error, `terminal` lays a text out, and
+`for_the_box` has the rules that the site reads.
 """
 
 from torchclinic.errors.entries import Error, ErrorTable, catalogue, of_chapter, page
-from torchclinic.errors.finding import Match, find, other_program, rules
+from torchclinic.errors.finding import Match, find, other_program
+from torchclinic.errors.for_the_box import rules
 from torchclinic.errors.telling import as_json, explain
 from torchclinic.errors.tracebacks import note
 

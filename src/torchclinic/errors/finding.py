@@ -6,26 +6,24 @@ regular expression: so none can be slow, and Python and JavaScript agree.
 
 import re
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
 
 from torchclinic.errors.entries import KINDS, Error, catalogue, page
-from torchclinic.errors.squeezing import COLOUR, LOGS, PREFIX, QUOTES, excerpt, rank_of, squeeze
+from torchclinic.errors.squeezing import ENVIRONMENT, excerpt, rank_of, squeeze
 
 GAP = 200  # squeezed characters for which a * in a pattern may stand
 SLICE = 2**18  # squeezed characters in which all patterns are looked for at once
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
-# The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
-ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 
 
 @dataclass(frozen=True)
 class Match:
     """An `error` that a log holds: in which `line`, counted from 1, what stands there, the `rank`
-    whose line it is, if the log says so, and of several logs, the `file`.
+    whose line it is, if the log says so, and of several logs, the `file`. ``place``: the log's
+    lines, which of them, from 0, and after how many squeezed letters of it the match begins.
     """
 
     error: Error
@@ -33,6 +31,7 @@ class Match:
     text: str = ""
     rank: str = ""
     file: str = ""
+    place: tuple[list[str], int, int] = field(default=([], 0, 0), compare=False, repr=False)
 
 
 def find(log: str) -> list[Match]:
@@ -67,7 +66,8 @@ def find(log: str) -> list[Match]:
         line = bisect_right(starts, place) - 1
         text = excerpt(lines[line], place - starts[line])
         here, there = begins[bisect_right(begins, line, key=itemgetter(0)) - 1]
-        matches.append(Match(catalogue()[name], there + line - here, text, rank_of(lines, line)))
+        whose, at = rank_of(lines, line), (lines, line, place - starts[line])
+        matches.append(Match(catalogue()[name], there + line - here, text, whose, place=at))
     return sorted(matches, key=lambda match: KINDS[match.error.kind])
 
 
@@ -154,15 +154,3 @@ def places_of(pattern: list[str], text: str, start: int = 0, stop: int | None = 
             places.append(start)
         start = text.find(first, start + 1, stop)
     return places
-
-
-def rules() -> dict:
-    """All that the paste box needs to find what `find` finds, for JSON."""
-    rules: dict[str, Any] = {"gap": GAP, "near": NEAR, "kinds": KINDS, "quotes": QUOTES}
-    rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT}
-    rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
-    rules["errors"] = [
-        {"id": e.id, "kind": e.kind, "over": e.over, "patterns": patterns_of(e.id)}
-        for e in catalogue().values()
-    ]
-    return rules

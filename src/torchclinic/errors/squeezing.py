@@ -12,6 +12,8 @@ from itertools import accumulate
 from torchclinic.errors.entries import page
 
 COUNTED = 1000
+# The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
+ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]|\\u001b|\\x1b|\\033|\^\[(?=\[)"
 COLOUR += r"|\[[0-9;]{1,12}m"  # of which only this is left where web pages drop the rest
 COLOUR += r"|</?(?:span|font)(?: [^<>\n]{0,200})?>"  # of a page's source
@@ -31,7 +33,12 @@ PREFIX = rf"{BLANK}*(?:(?:{PREFIXES}){BLANK}*){{0,6}}"
 def squeeze(log: str) -> list[str]:
     """Each line without prefixes, colours and white space, in ASCII, with one kind of quotes."""
     # A progress bar writes many times over one line: what follows a carriage return has no prefix.
-    return _ascii(_without_prefixes(_plain(log))).split("\n")
+    return _ascii(unprefixed(log)).split("\n")
+
+
+def unprefixed(log: str) -> str:
+    """A log without prefixes and colours, with one kind of quotes."""
+    return _without_prefixes(_plain(log))
 
 
 def _plain(text: str) -> str:
@@ -72,7 +79,7 @@ def rank_of(lines: list[str], number: int) -> str:
 @lru_cache(1)  # a line of megabytes may have hundreds of matches
 def _counted(line: str) -> tuple[str, list[int]]:
     """A line before it is squeezed, and what is left of it before each `COUNTED` characters."""
-    line = _without_prefixes(_plain(line))
+    line = unprefixed(line)
     parts = (line[start : start + COUNTED] for start in range(0, len(line), COUNTED))
     return line, [0, *accumulate(len(_ascii(part)) for part in parts)]
 

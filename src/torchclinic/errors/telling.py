@@ -1,8 +1,8 @@
 """What the catalogue says of a log: for a terminal, and for programs."""
 
 import json
-import re
 
+from torchclinic.errors.cases import this_case_first
 from torchclinic.errors.entries import published
 from torchclinic.errors.finding import Match, find, other_program, patterns_of, places_of
 from torchclinic.errors.squeezing import signs, squeeze
@@ -39,7 +39,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
         filled(f"In {first.file or 'your log'}, line", where),
         error.heading,
         filled("Why:", error.cause),
-        filled("Do:", _this_case_first(error.fix, log)),
+        filled("Do:", this_case_first(error, first.place)),
         FOLLOWS.get(error.kind),
         also if others else "",
         f"More: torchclinic explain {error.id}",
@@ -55,32 +55,6 @@ def _only_notices(log: str, found: list[Match]) -> bool:
         any(places_of(pattern, line) for pattern in patterns)
         for line in (squeeze("\n".join(lines)) if lines else ())
     )
-
-
-def _this_case_first(fix: str, log: str) -> str:
-    """Before all else those of several cases whose heads, up to the colon, quote the log.
-
-    A comma parts what a log may have; of what stands between two, it has all. Numbers alone, such
-    as shapes, are examples.
-    """
-    if not (found := re.search(r"(?:^- .*\n?(?:^  .*\n?)*)+", fix, re.MULTILINE)):
-        return fix
-    squeezed = "".join(squeeze(log))
-
-    def quotes_the_log(case: str) -> bool:
-        head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)
-        for part in re.findall(r"(?:`[^`]*`|[^`,])+", head[0] if head else ""):
-            quoted = [q for q in re.findall("`([^`]{4,})`", part) if re.search("[A-Za-z]", q)]
-            if quoted and all("".join(squeeze(words)) in squeezed for words in quoted):
-                return True
-        return False
-
-    cases = re.split(r"\n(?=- )", found[0].rstrip("\n"))
-    if not (ours := [case for case in cases if quotes_the_log(case)]):
-        return fix
-    others = "\n".join(case for case in cases if case not in ours)
-    before, after = fix[: found.start()], fix[found.end() - 1 :]
-    return "\n".join(ours) + f"\n\nOtherwise: {before}{others}{after}"
 
 
 def as_json(log: str, found: list[Match], **more: object) -> str:

@@ -1,0 +1,139 @@
+"""Which case of an entry a log is about: by the words and numbers of the error's own lines."""
+
+import re
+from functools import cache
+
+from torchclinic.errors.entries import Error, page
+from torchclinic.errors.squeezing import ENVIRONMENT, excerpt, squeeze, unprefixed
+
+AROUND = 30  # lines that may belong to an error, above and below
+NAME = 6  # letters of a word that counts in code
+LONG = 10_000  # letters of a line, of which only what stands around the match is read
+FRAME = "File '|Traceback|$"
+NAMED = r"[\w.]*(?:Error|Exception|Warning)(?![a-z])"
+BULLETS = re.compile(r"(?:^- .*\n?(?:^  .*\n?)*)+", re.MULTILINE)
+DECIDED = page("logs")["decided"]  # by numbers, of entries' cases by how these begin
+COUNTED = page("logs")["counted"]  # numbers by name: of what stands in a list
+MEASURED = page("logs")["measured"]  # and amounts of memory
+UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def this_case_first(error: Error, place: tuple[list[str], int, int]) -> str:
+    """What to do, before all else the cases that a log is about in which a match is at `place`."""
+    ours = about(error, *place)
+    if not ours or not (found := BULLETS.search(error.fix)):
+        return error.fix
+    cases = _cases(found[0])
+    first = "\n".join(cases[which] for which in ours)
+    others = "\n".join(case for which, case in enumerate(cases) if which not in ours)
+    before, after = error.fix[: found.start()], error.fix[found.end() - 1 :]
+    return f"{first}\n\nOtherwise: {before}{others}{after}"
+
+
+def about(error: Error, lines: list[str], number: int, place: int) -> list[int]:
+    """Which of an entry's cases, from 0, a log is about whose match begins in line `number`, from
+    0, after `place` squeezed letters.
+    """
+    if not (cases := cases_of(error)):
+        return []
+    own, code = own_lines(lines, number, place)
+    numbers = numbers_of(own)
+    ours = [
+        which
+        for which, (words, sums) in enumerate(cases)
+        if _named(words, own) or any(_holds(rule, numbers) for rule in sums)
+    ]
+    # Else by the traceback, of whose code only longer words tell something.
+    return ours or [w for w, (words, _) in enumerate(cases) if _named(words, code, NAME)]
+
+
+def _cases(bullets: str) -> list[str]:
+    return re.split(r"\n(?=- )", bullets.rstrip("\n"))
+
+
+Case = tuple[list[list[str]], list[str]]
+
+
+def cases_of(error: Error) -> list[Case]:
+    """Of each case the words, squeezed, that its head up to the colon quotes, those between two
+    commas or *or*s together, and what decides instead: sums to compare, as ``free + unused > wanted``.
+
+    Numbers alone, such as shapes, are examples.
+    """
+    cases: list[Case] = []
+    found = BULLETS.search(error.fix)
+    decided = DECIDED.get(error.id, {})
+    for case in _cases(found[0]) if found else []:
+        head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)
+        parts = re.findall(r"(?:`[^`]*`|(?!,|\bor\b)[^`])+", head[0] if head else "")
+        quoted = [["".join(squeeze(q)) for q in re.findall("`([^`]*)`", part)] for part in parts]
+        quoted = [[q for q in part if len(q) > 3 and re.search("[A-Za-z]", q)] for part in quoted]
+        rules = next((decided[d] for d in decided if case.startswith(f"- {d}")), [])
+        cases.append(([part for part in quoted if part] if not rules else [], rules))
+    return cases
+
+
+def own_lines(lines: list[str], number: int, place: int) -> tuple[str, str]:
+    """The lines of an error, from its name to the next frame or blank line, in ASCII, with single
+    blanks; and those of code, without the files' names, in the traceback above it.
+    """
+    above, below = lines[max(0, number - AROUND) : number], lines[number + 1 : number + AROUND]
+    this = lines[number] if len(lines[number]) <= LONG else excerpt(lines[number], place, 1200)
+    texts = [_printed(unprefixed(line[:LONG])) for line in (*above, this, *below)]
+    at = start = len(above)
+    while at >= 0 and not re.match(FRAME, texts[at]):
+        if re.match(NAMED, texts[at]):
+            start = at
+            break
+        at -= 1
+    at = len(above) + 1
+    while at < len(texts) and not re.match(FRAME, texts[at]):
+        at += 1
+    begun = max((n for n in range(start) if texts[n].startswith("Traceback")), default=start)
+    code = [re.sub("^File '.*?'", "", text) for text in texts[begun:start]]
+    own = re.sub(ENVIRONMENT, "", " ".join(texts[start:at]), flags=re.ASCII)
+    return own, " ".join(code)
+
+
+def _printed(text: str) -> str:
+    return re.sub("[^!-~]+", " ", text).strip()
+
+
+def _named(words: list[list[str]], text: str, least: int = 1) -> bool:
+    """Whether a text has all of one part's words, as whole ones; ... stands for anything."""
+    return any(
+        all(len(word) >= least and re.search(_whole(word), text) for word in part) for part in words
+    )
+
+
+@cache
+def _whole(word: str) -> str:
+    parts = (" ?".join(map(re.escape, part)) for part in word.split("..."))
+    before = "(?<![A-Za-z0-9])" * word[0].isalnum()
+    return before + ".{0,80}?".join(parts) + "(?![A-Za-z0-9])" * word[-1].isalnum()
+
+
+def _holds(rule: str, numbers: dict[str, float]) -> bool:
+    """Whether ``a + b > c and d > e``; it does not if one of them is not there."""
+    names = re.findall(r"[a-z_]+", rule.replace(" and ", " "))
+    if not all(name in numbers for name in names):
+        return False
+
+    def total(text: str) -> float:
+        return sum(numbers[name] for name in text.split(" + "))
+
+    sides = (part.split(" > ") for part in rule.split(" and "))
+    return all(total(left) > total(right) for left, right in sides)
+
+
+def numbers_of(own: str) -> dict[str, float]:
+    """The numbers that `DECIDED` compares, of an error's own lines, as far as they are there."""
+    text = own.replace(" ", "")
+    numbers: dict[str, float] = {"none": 0, "one": 1}
+    for name, (before, item) in COUNTED.items():
+        lists = re.findall(before + "((?:'[^']*',?)*)", text)
+        numbers[name] = sum(len(re.findall(f"'{item}'", names)) for names in lists)
+    for name, amount in MEASURED.items():
+        if found := re.search(amount, text):
+            numbers[name] = float(found[1]) * UNITS[found[2]]
+    return numbers

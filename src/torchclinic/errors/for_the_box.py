@@ -1,0 +1,21 @@
+"""The rules of a log's reading, for the paste box of the site."""
+
+from typing import Any
+
+from torchclinic.errors import cases, finding
+from torchclinic.errors.entries import KINDS, catalogue, page
+from torchclinic.errors.squeezing import COLOUR, ENVIRONMENT, LOGS, PREFIX, QUOTES
+
+
+def rules() -> dict:
+    """All that the paste box needs to find what `find` finds, for JSON."""
+    rules: dict[str, Any] = {"gap": finding.GAP, "near": finding.NEAR, "kinds": KINDS}
+    rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT, "quotes": QUOTES}
+    rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
+    rules |= {"counted": cases.COUNTED, "measured": cases.MEASURED, "units": cases.UNITS}
+    rules["errors"] = [
+        {"id": e.id, "kind": e.kind, "over": e.over, "patterns": finding.patterns_of(e.id)}
+        | {"cases": cases.cases_of(e)}
+        for e in catalogue().values()
+    ]
+    return rules
