@@ -18,13 +18,7 @@ HEAD = errors.page("pages")
 PARTS = HEAD["parts"]  # the notebooks
 TORCH = HEAD["torch"]  # the version whose source is quoted where no cell can raise an error
 
-NEEDS = {
-    "cpu": "",
-    "2 processes": "Two processes without a GPU are enough to see it.",
-    "gpu": "You meet it on a machine with a GPU.",
-    "2 gpus": "You meet it on a machine with two GPUs.",
-    "elsewhere": "An older PyTorch or another library raises it, so no cell of this page does.",
-}
+NEEDS = ("cpu", "2 processes", "gpu", "2 gpus", "elsewhere")
 FOLDED = {  # as the chapters' set-up is
     "jupyter": {"source_hidden": True},
     "mystnb": {
@@ -69,12 +63,11 @@ def entry(error: Error) -> list[nbformat.NotebookNode]:
     """The message, why, what to do, and folded, code that fails and code that works."""
     cells = [markdown(f"## {error.title}", error.message)]
     if error.quoted:
-        of = f"No cell of this page raises it. In the source of PyTorch {TORCH}"
         text = f"```text\n{error.quoted.strip()}\n```"
-        cells += [markdown(f"{of}, `{error.source}`, it reads:", text)]
+        cells += [markdown(f"Not raised here. PyTorch {TORCH} has in `{error.source}`:", text)]
     cells += [markdown(f"**Why.** {error.cause.strip()}", f"**Do.** {error.fix.strip()}")]
-    if about := " ".join(filter(None, [NEEDS[error.needs], error.stand_in.strip()])):
-        cells += [markdown(about)]
+    if error.stand_in.strip():
+        cells += [markdown(error.stand_in)]
     if error.fails:
         cells += [
             folded(error.fails, "that fails" if error.raises else "that shows it", *tags_of(error))

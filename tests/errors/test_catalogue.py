@@ -49,7 +49,8 @@ def test_fields_are_of_their_types_and_name_what_exists():
 
 def test_an_entry_says_in_short_why_and_what_to_do_and_shows_both():
     for entry in ENTRIES:
-        shown = entry.fails.strip() or entry.quoted.strip() or (entry.kind, entry.needs) == NO_CELL
+        cells = f"{entry.fails}{entry.works}".strip()
+        shown = cells or entry.quoted.strip() or (entry.kind, entry.needs) == NO_CELL
         assert shown or entry.needs == "elsewhere", entry.id
         assert bool(entry.quoted) == bool(entry.source), entry.id
         assert entry.patterns or entry.kind in ("silent", "follows"), entry.id
