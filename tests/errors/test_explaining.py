@@ -163,9 +163,34 @@ def test_a_log_without_an_error_is_told_so(explain):
         assert explain(given=(HEALTHY + line).encode())[1].startswith("No entry"), line
 
 
+def test_good_logs_of_frameworks_hold_no_error(explain):
+    for log in (
+        "h:1:1 [0] NCCL INFO Failed to open libibverbs.so[.1]\nh:1:1 [0] NCCL INFO Init COMPLETE",
+        "a.py:457: FutureWarning: This is deprecated and cannot stay\n{'loss': 0.5}",
+        "[INFO] Invalidate trace cache @ step 10: expected module 1, but got module 2",
+        "job ended with exit code 0",
+    ):
+        assert explain(given=log.encode())[1].startswith("There is no error in this log"), log
+    assert explain(given=b"exit code 1")[1].startswith("No entry")
+    assert errors.find("Out of memory: Killed process 2211 (java) total-vm:1") == []
+    assert errors.find("Out of memory: Killed process 2211 (python3) total-vm:1")
+
+
+def test_nan_after_any_word_that_ends_in_loss_is_heard():
+    for line in (
+        "2.94s/it, loss=nan]",
+        "avr_loss=nan",
+        "{'eval_loss': NaN}",
+        "Loss: nan",
+        "Loss is nan",
+    ):
+        assert [match.error.id for match in errors.find(line)] == ["nan-loss"], line
+    assert errors.find("loss=0.3, name") == []
+
+
 def test_a_log_of_warnings_alone_is_said_to_hold_no_error(explain):
     warning = "UserWarning: Plan failed with a cudnnException: CUDNN_BACKEND"
-    says = "There is no error in this log, only a notice"
+    says = "This log has no error message, but this notice"
     assert explain(given=f"{HEALTHY}{warning}\n".encode())[1].startswith(says)
     for line in ("Killed", "OSError: no such file", "The job failed"):
         assert says not in explain(given=f"{HEALTHY}{warning}\n{line}\n".encode())[1], line

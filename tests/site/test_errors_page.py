@@ -360,7 +360,7 @@ def test_nothing_found_says_so_or_names_the_other_program(page):
     page.wait_for_function(f"{says}.includes('There is no error in this log')")
     assert page.locator(".match, #found .ask-others").count() == 0
     page.locator("#log").fill(LOG.splitlines()[0] + NOTICE)
-    page.wait_for_function(f"{says}.includes('only a notice')")
+    page.wait_for_function(f"{says}.includes('but this notice')")
     assert "the program goes on" in page.locator(".match.warning").inner_text()
     page.locator("#log").fill("ggml_cuda: CUDA error: out of memory")
     page.wait_for_function(f"{says}.includes('llama.cpp')")

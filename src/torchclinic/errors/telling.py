@@ -20,7 +20,7 @@ UNKNOWN = "No entry of the catalogue has these words."
 HEALTHY = (
     "There is no error in this log: no traceback, and none of the words that errors begin with."
 )
-NOTICE = "There is no error in this log, only a notice:"
+NOTICE = "This log has no error message, but this notice:"
 
 
 def explain(log: str, found: list[Match] | None = None) -> str:
