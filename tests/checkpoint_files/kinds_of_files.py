@@ -580,7 +580,7 @@ for _name, _message, _make in [
     ("integer_of_5000_digits", NONE, lambda _: pickle.dumps({"a": 10**5000})),
     ("empty_dict", f"{NONE}, but dict of 0", lambda _: {}),
     ("one_tensor", f"{NONE}, but tensor", lambda _: torch.ones(3)),
-    ("list_of_tensors", f"{NONE}, but list of 2", lambda _: [torch.ones(3), torch.ones(3)]),
+    ("list_of_tensors", f"{NONE}, but 2 tensors without", lambda _: [torch.ones(3), torch.ones(3)]),
     ("optimizer_alone", f"{NONE}, but optimizer state",
      lambda _: torch.optim.Adam(net().parameters()).state_dict()),
     ("several_models", "several state dicts in it ('generator', 'discriminator')",
@@ -599,7 +599,7 @@ for _name, _message, _make in [
     ("whole_model_without_weights", "no weights in it that can be read", lambda _: nn.ReLU()),
     ("parts_that_share_parts", "far more weights than it holds", parts_that_share_parts),
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
-    ("meta_tensors", "on the meta device",
+    ("meta_tensors", "of the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),
     ("quantized_by_its_dtype", "dequantize()", lambda _: state() | {"extra": Rebuilt(torch.qint8)}),
     ("quantized_and_negative", "dequantize()",
@@ -751,7 +751,7 @@ def folder_with_two_files(folder):
     return folder
 
 
-@bad("Run the zero_to_fp32.py in it")
+@bad("makes one model of it: python ")
 def deep_speed(folder):
     return written(folder, b"", "zero_to_fp32.py").parent
 

@@ -165,3 +165,13 @@ def test_an_unpacked_file_is_packed_by_the_command_wherever_one_stands(tmp_path,
         subprocess.run(["bash", "-c", command], check=True, timeout=60, capture_output=True)
         packed = home.with_name(f"x-{i + 1}.pt" if i else "x.pt")
         assert inspect_checkpoint(packed).contents == {"": "state dict of 1 entries"}
+
+
+def test_a_header_whose_length_begins_as_a_pickle_does_is_safetensors(tmp_path):
+    for count in range(40):
+        save_file({"w": torch.ones(2)}, tmp_path / "x", {"note": "x" * 8 * count})
+        if (tmp_path / "x").read_bytes()[0] == 0x80:
+            break
+    else:
+        pytest.fail("no header of such a length")
+    assert list(inspect_checkpoint(tmp_path / "x").keys) == ["w"]

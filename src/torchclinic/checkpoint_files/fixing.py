@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config
 
 from torchclinic.checkpoint_files import weights
+from torchclinic.checkpoint_files.foreign import what_it_is
 from torchclinic.checkpoint_files.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.loading import match_model, misfit
 from torchclinic.checkpoint_files.pickles import storage_id
@@ -106,8 +107,14 @@ def fix_checkpoint(
     found, rest = weights.split(state, checkpoint.path)
     if where:
         above = where.split(".")[0]
-        rest |= {k: value for k, value in checkpoint.tree.items() if k != above}
-    names = _names(checkpoint, found, model)
+        beside = checkpoint.tree if isinstance(checkpoint.tree, dict) else {}
+        rest |= {
+            k: v for k, v in beside.items() if k != above and not f"{k}".startswith(f"{where}.")
+        }
+    what = what_it_is(state, checkpoint.path)
+    if what and (model is None or dtype):
+        raise CheckpointError(f"{checkpoint.path}: {what}")
+    names = _names(checkpoint, found, model, what)
     dropped = weights.described(rest)
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
@@ -129,12 +136,16 @@ def fix_checkpoint(
     return done
 
 
-def _names(checkpoint: Checkpoint, values: dict, model: nn.Module | None) -> dict[str, str]:
-    """The keys to write, and whose values they get."""
+def _names(
+    checkpoint: Checkpoint, values: dict, model: nn.Module | None, what: str
+) -> dict[str, str]:
+    """The keys to write, and whose values they get; `what` they are that are not weights."""
     if model is None:
         names = clean_names(checkpoint.path, values, checkpoint.tree)
         return {new: old for old, new in names.items()}
     found = match_model(checkpoint.path, values, unwrapped(model))
+    if what and found.problems():
+        raise CheckpointError(f"{checkpoint.path}: {what}")
     if not found.names or found.missing_keys or found.mismatched_shapes:
         raise misfit(checkpoint.path, unwrapped(model), found, AS_SAVED)
     return found.names
@@ -222,7 +233,9 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
         state[first] = value if is_whole else value.clone(memory_format=torch.contiguous_format)
         names |= dict.fromkeys(others, first)
     notes = {"format": "pt"} | ({TIES: json.dumps(names)} if names else {})
+    mode = path.stat().st_mode
     try:
         save_file(state, path, notes)
+        path.chmod(mode)  # safetensors makes a file of its own, for its owner alone
     except KeyError as dtype:  # its own error for one that it lacks
         raise CheckpointError(f"safetensors has no {dtype}.") from None

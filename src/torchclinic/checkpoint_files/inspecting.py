@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchclinic.checkpoint_files import reading, weights
+from torchclinic.checkpoint_files import foreign, reading, weights
 from torchclinic.checkpoint_files.keys import clean_names, prefix_notes, removed_prefixes
 from torchclinic.checkpoint_files.pickles import StandIn, walk
 from torchclinic.checkpoint_files.reports import (
@@ -77,6 +77,7 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         keys = every = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         names = clean_names(checkpoint.path, keys, checkpoint.tree)
         every = weights.tensors_in(weights.split(state, checkpoint.path)[0])  # or fix refuses
+        note = foreign.what_it_is(state, checkpoint.path)
     except reading.CheckpointError as error:
         note = str(error)
     groups = weights.ties(keys)
@@ -98,6 +99,7 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     )
     found.advice = [note] if note else list(_advice(found, Path(path)))
     others = [name for name in weights.state_dicts(checkpoint.tree) if name != where]
+    others += [f"{where}.{name}".removeprefix(".") for name in weights.models_in(keys)]
     found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", every, others)
     return found
 
@@ -130,6 +132,9 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
             "torch.load refuses this file unless weights_only=False, which imports what is listed "
             "under 'code' and may call it. fix leaves it out and runs nothing."
         )
+    if copies := weights.models_in(found.keys):
+        first = key_option(f"{found.weights_at}.{copies[0]}".removeprefix("."))
+        yield f"{len(copies)} models of one kind in one dict: with {first}, fix takes one of them."
     is_plain = found.weights_at == "" and {*found.devices.values()} <= {"cpu"}
     sharded = path.is_dir() and found.format != "safetensors"
     if found.prefixes or found.oversized or found.imports or sharded or not is_plain:

@@ -9,21 +9,22 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile, groupby
+from itertools import dropwhile, groupby, takewhile
 from typing import Any
 
 from torchclinic.checkpoint_files.reading import LIGHTNING, CheckpointError
 from torchclinic.checkpoint_files.reports import some
 
-# What puts a segment into keys. No submodule of one's own has one of the first three names.
+# What puts a segment into keys. No submodule of one's own has one of the first four names.
 WRAPPERS = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "activation checkpointing",
+    "_forward_module": "Lightning Fabric",
     "module": "DataParallel or DDP",
     "model": "Lightning",  # the usual name of the model in a LightningModule, and not only there
 }
-UNMISTAKABLE = tuple(WRAPPERS)[:3]
+UNMISTAKABLE = tuple(WRAPPERS)[:4]
 COUNTER = "n_averaged"  # AveragedModel's, beside the weights
 
 
@@ -83,7 +84,8 @@ def prefix_notes(prefixes: Mapping[str, int], keys: Collection[str]) -> list[str
 def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) -> dict[str, str]:
     """Names without wrappers for `keys`, when there is no model to compare with.
 
-    ``module.`` is taken off once (under AveragedModel, twice), and only if all keys begin so;
+    ``module.`` is taken off once (twice under AveragedModel, and once more after each wrapper
+    that only wrappers are called like), and only if all keys begin so;
     likewise ``model.``, if what is `beside` them is Lightning's. AveragedModel's counter goes.
 
     Raises
@@ -100,7 +102,8 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     averaged = COUNTER in names and all(n.startswith("module.") for n in names if n != COUNTER)
     if averaged:  # else it is a buffer of the model's own
         del names[COUNTER]
-    for prefix in ["module."] * (1 + averaged) + ["model."] * (LIGHTNING in beside):
+    times = max(1 + averaged, min(map(_modules_in_front, names), default=1))
+    for prefix in ["module."] * times + ["model."] * (LIGHTNING in beside):
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
     if collision := _collision(names):
@@ -109,6 +112,16 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
             "one of them first: state[new] = state.pop(old)."
         )
     return names
+
+
+def _modules_in_front(key: str) -> int:
+    """How many ``module`` a key begins with that have another wrapper's name between them.
+
+    >>> _modules_in_front("_orig_mod.module._orig_mod.module.module.weight")
+    2
+    """
+    front = takewhile(WRAPPERS.__contains__, key.split("."))
+    return sum(part == "module" for part, _ in groupby(front))
 
 
 def _collision(names: Mapping[str, str]) -> str:
@@ -178,7 +191,7 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     mismatched = {
         goal[new]: (ours[key], theirs[new])
         for key, new in pairs.items()
-        if theirs[new] is not None and not _fits(ours[key], theirs[new])
+        if not _fits(ours[key], theirs[new])
     }
     found = set(pairs.values())
     return Match(
@@ -190,9 +203,10 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     )
 
 
-def _fits(file: tuple | None, model: tuple) -> bool:
+def _fits(file: tuple | None, model: tuple | None) -> bool:
     """PyTorch, too, takes the first number of a row for a scalar, which 0.3 saved as a row."""
-    return file == model or (model == () and file is not None and len(file) == 1 and file[0] > 0)
+    first = model == () and file is not None and len(file) == 1 and file[0] > 0
+    return model is None or file == model or first
 
 
 def renamed_versions(versions: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

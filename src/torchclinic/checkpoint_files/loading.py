@@ -1,6 +1,6 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchclinic.checkpoint_files.foreign import what_it_is
 from torchclinic.checkpoint_files.keys import COUNTER, Match, match, renamed_versions
+from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, some
 from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, split, tensors_in
@@ -90,6 +92,8 @@ def load_into(
             "full_state_dict=True)) loads whole weights into it."
         )
     found = match_model(where, values, plain)
+    if found.problems() and (what := what_it_is(state, checkpoint.path if checkpoint else Path())):
+        raise CheckpointError(f"{where}: {what}")
     if found.problems() and (strict or not found.names) and not any(map(_judges, plain.modules())):
         raise misfit(where, plain, found, FITS)
     if checkpoint:
@@ -132,10 +136,10 @@ def _load(
     will do with the values cannot be known: a model with such code, and only it, is copied before.
     """
     _try_copies(where, {key: (ours[key], values[old]) for key, old in found.names.items()})
-    given = OrderedDict((new, values[old]) for old, new in found.renamed.items())
+    given = Noted((new, values[old]) for old, new in found.renamed.items())
     given.update((new, values[old]) for new, old in found.names.items())  # tied ones, too
     if not strict:
-        given = OrderedDict(i for i in given.items() if i[0] not in found.mismatched_shapes)
+        given = Noted(i for i in given.items() if i[0] not in found.mismatched_shapes)
     if versions is not None:
         given._metadata = renamed_versions(versions, found.renamed)
     may_refuse = bool(found.problems()) and (strict or not found.names)
@@ -257,7 +261,11 @@ def _bits(value: Tensor) -> Tensor:
 def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:
     """The error for weights that do not fit, with keys, shapes, near names and a way out."""
     fits = f"{len(found.names)} keys fit" if found.names else "no key fits"
+    wanted, there = list(model.state_dict()), {*found.unexpected_keys}
+    starts = [key.removesuffix(wanted[0]) for key in there if key.endswith(f".{wanted[0]}")]
+    if several := sorted(s[:-1] for s in starts if {f"{s}{key}" for key in wanted} <= there):
+        way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."
     return CheckpointError(
         f"{where} does not fit {type(model).__name__}: {fits}, {', '.join(found.problems())}."
-        f"{f' {way_out}' if found.names else ''}"
+        f"{f' {way_out}' if found.names or several else ''}"
     )

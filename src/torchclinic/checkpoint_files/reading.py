@@ -26,6 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from torchclinic import UserError, printable
+from torchclinic.checkpoint_files.foreign import ZERO, filled
 from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
 from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
 from torchclinic.tables import in_bytes
@@ -35,18 +36,40 @@ AGAIN = "Copy or save it again."
 
 LIGHTNING = "pytorch-lightning_version"  # in every file of Lightning, beside the weights
 TIES = "torchclinic.ties"  # a note in safetensors files, in JSON: which name is another's tensor
+# Of several files in a folder, the one with the model's weights, or an adapter's, by its name.
+THE_WEIGHTS = {
+    f"{name}.{end}"
+    for name in ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
+    for end in ("safetensors", "bin")
+}
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face's
 
 # How files begin that are taken for checkpoints.
-OTHERS = {b"\x89HDF": "HDF5, which Keras writes", b"GGUF": "GGUF, which llama.cpp reads"}
+OTHERS = {b"\x89HDF": "HDF5, which Keras writes"}
+OTHERS[b"GGUF"] = (
+    "GGUF, which llama.cpp reads. transformers does, too: AutoModelForCausalLM.from_pretrained("
+    "{folder!r}, gguf_file={name!r}).save_pretrained('whole')"
+)
 OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
+ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]")  # a version, and who wrote it
+ONNX_WEIGHTS = (
+    "this is ONNX, a program. Its weights, of which some may be turned or joined: {{t.name: "
+    "torch.tensor(onnx.numpy_helper.to_array(t)) for t in onnx.load({path!r}).graph.initializer}}"
+)
+PROGRAMS = {  # archives by an entry in each, and what gives its weights
+    "constants.pkl": "TorchScript's. If you trust it, torch.save(torch.jit.load({path!r}, 'cpu')"
+    ".state_dict(), 'plain.pt')",
+    "archive_format": "torch.export's. If you trust it, torch.save(dict(torch.export.load({path!r})"
+    ".state_dict), 'plain.pt')",
+}
 # What tells a folder that is no checkpoint to us by a file in it.
 FOLDERS = {
     ".metadata": "of torch.distributed.checkpoint. If you trust who made it (.metadata is unpickled"
     ", which may run code), make one file of it: python -m torch.distributed.checkpoint."
     "format_utils dcp_to_torch {} whole.pt",
-    "zero_to_fp32.py": "of DeepSpeed. Run the zero_to_fp32.py in it: it makes one file.",
+    "zero_to_fp32.py": "of DeepSpeed. If you trust who made it, this makes one model of it: python "
+    "{}/zero_to_fp32.py {} whole",
     "data.pkl": "an unpacked torch.save file. Pack it again: {pack}",
 }
 
@@ -157,11 +180,12 @@ def _read(path: Path) -> Checkpoint:
         head = file.read(512)
     if head.startswith(b"PK\x03\x04"):
         return _read_zip(path)
+    # Of 32 lengths of safetensors' header, one begins as pickles do.
+    if head[8:9] == b"{" and not (head.startswith(b"\x80") and any(head[5:8])):
+        return _read_safetensors(path)
     if head.startswith(b"\x80"):
         return _read_pickles(path)
-    if head[8:9] == b"{":
-        return _read_safetensors(path)
-    raise CheckpointError(f"{path}: {_what_else(head, path.stat().st_size)}")
+    raise CheckpointError(f"{path}: {_what_else(path, head, path.stat().st_size)}")
 
 
 def _read_zip(path: Path) -> Checkpoint:
@@ -192,6 +216,10 @@ def _read_zip(path: Path) -> Checkpoint:
 def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The entries of a ``torch.save`` archive by their names; all but the numbers are checked."""
     infos = archive.infolist()
+    for name in {info.filename.rpartition("/")[2] for info in infos} & PROGRAMS.keys():
+        raise CheckpointError(
+            f"{path}: a program of {PROGRAMS[name].format(path=str(path))} keeps its weights."
+        )
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
@@ -199,18 +227,16 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
     is_packed |= len({info.filename.lower() for info in infos}) < len(infos)  # as PyTorch compares
     is_packed |= not _ends_once(archive.fp)
-    reader, records = None, []
-    if not is_packed:  # By torch's own reader: torch.load would hand TorchScript to torch.jit.load.
-        with named_in_utf8(path) as name:
-            reader = torch._C.PyTorchFileReader(name)
-            records = reader.get_all_records()
-    if not reader or "constants.pkl" in records:
+    if is_packed:
         raise CheckpointError(
-            f"{path}: its entries are compressed, overlap, or may be listed twice, or it is a "
-            "TorchScript archive, which is a program. Unpack it and, beside the folder, pack that "
-            "with `zip -0 -r x.pt FOLDER`; or, if you trust the program, save "
-            "torch.jit.load(path).state_dict() to another file."
+            f"{path}: its entries are compressed, overlap, or may be listed twice. Unpack it and, "
+            "beside the folder, pack that with `zip -0 -r x.pt FOLDER`."
         )
+    with named_in_utf8(path) as name:
+        reader = torch._C.PyTorchFileReader(name)
+        records = reader.get_all_records()
+    if "constants.pkl" in records:  # as PyTorch sees it: torch.load would run it
+        raise CheckpointError(f"{path}: a program of TorchScript's.")
     if "byteorder" in records and reader.get_record("byteorder") != sys.byteorder.encode():
         for info in infos:  # torch.load swaps their bytes: no checksum would be right
             info.CRC = 0
@@ -277,11 +303,13 @@ def _read_folder(path: Path) -> Checkpoint:
     names = sorted(p.name for p in path.iterdir())
     indices = [name for name in names if name.endswith(".index.json")]
     single = [n for n in names if n.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))]
-    weights = [n for n in single if n in ("model.safetensors", "pytorch_model.bin")] or single
-    for name in [name for name in FOLDERS if name in names]:
-        raise CheckpointError(
-            f"{path}: {FOLDERS[name].format(path_word(path), pack=_packing(path))}"
-        )
+    whole = [name for name in single if name in THE_WEIGHTS]
+    weights = whole or single
+    for name in [name for name in FOLDERS if name in names and not whole + indices]:
+        words = FOLDERS[name].replace("{}", path_word(path))
+        raise CheckpointError(f"{path}: {words.replace('{pack}', _packing(path))}")
+    if any(name.endswith(("_model_states.pt", "_optim_states.pt")) for name in names):
+        raise CheckpointError(f"{path}: a step of DeepSpeed's. {filled(ZERO, path)}")
     if len(indices) == 1:
         return _open_inside(path, indices[0])
     if weights and not indices and (note := shard_note(path / weights[0])):
@@ -360,7 +388,7 @@ def _dict_of_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _what_else(head: bytes, size: int) -> str:
+def _what_else(path: Path, head: bytes, size: int) -> str:
     """What a file is that is no checkpoint, and what to do."""
     if not head.strip(b"\0"):
         what = "begins with nothing but zeros" if size else "is empty"
@@ -372,5 +400,8 @@ def _what_else(head: bytes, size: int) -> str:
         of = f" of {in_bytes(int(found[1]))}" if found else ""
         return f"this is a Git-LFS pointer to the file{of}, not the file: run `git lfs pull`."
     for start in [start for start in OTHERS if head.startswith(start)]:
-        return f"this is not a checkpoint of PyTorch but {OTHERS[start]}."
+        what = OTHERS[start].format(folder=str(path.parent), name=path.name)
+        return f"this is not a checkpoint of PyTorch but {what}."
+    if path.suffix == ".onnx" or ONNX.match(head):
+        return ONNX_WEIGHTS.format(path=str(path))
     return f"neither torch.save nor safetensors writes files that begin with {head[:12]!r}."

@@ -3,13 +3,22 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from torchclinic.checkpoint_files.foreign import ZERO, filled, why_unread
 from torchclinic.checkpoint_files.keys import strip_leading_wrappers
-from torchclinic.checkpoint_files.pickles import BRANCHES, FREE, STORAGES, StandIn, storage_id, walk
+from torchclinic.checkpoint_files.pickles import (
+    BRANCHES,
+    FREE,
+    STORAGES,
+    StandIn,
+    storage_id,
+    walk,
+)
 from torchclinic.checkpoint_files.reading import CheckpointError
 from torchclinic.checkpoint_files.reports import key_option, some
 from torchclinic.tables import in_bytes
@@ -18,6 +27,7 @@ from torchclinic.tables import in_bytes
 WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "network", "module"}
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
 AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
+COPY = re.compile(r"(^|_)(student|teacher|online|target|momentum|ema|swa|averaged?)(_|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"  # by torch.compile
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")  # what they do to the weights is not known
@@ -70,14 +80,17 @@ def _state_dicts(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[st
     opened.add(id(tree))
     if is_model(tree) or is_state_dict(tree):
         yield ".".join(str(key)[:LONGEST] for key in above), tree
-    if isinstance(tree, Mapping) and len(above) < 3 and not is_optimizer(tree):
-        for key, value in tree.items():
+    if isinstance(tree, Mapping | list | tuple) and len(above) < 3 and not is_optimizer(tree):
+        inside = tree.items() if isinstance(tree, Mapping) else enumerate(tree[:100])
+        for key, value in inside:
             if id(value) not in opened and not str(key).endswith(EXTRA_STATE):
                 yield from _state_dicts(value, (*above, key), opened)
 
 
 def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     """The state dict that is meant, after the dotted key it is under; of a whole model, its own.
+
+    A key that is none may be what all keys of one of several models begin with.
 
     Raises
     ------
@@ -87,9 +100,16 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     every = list(_state_dicts(tree, (), set()))
     found = dict(every)
     chosen = _likeliest(found) if key is None else [key]
+    if isinstance(tree, Mapping) and "ds_version" in tree and "module" not in tree:
+        raise CheckpointError(f"{path}: the optimizer's, of DeepSpeed. {filled(ZERO, Path(path))}")
     if not found:
-        raise CheckpointError(f"{path}: no state dict in it, but {describe(tree)}.")
+        raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
+        for head in (f"{name}." if name else "" for name in found if chosen[0].startswith(name)):
+            whole, start = found[head[:-1]], f"{chosen[0]}."[len(head) :]
+            whole = _parts_of(whole, path) if is_model(whole) else whole
+            if part := {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}:
+                return chosen[0], part
         names = (repr(name) if name else "'' (the top level)" for name in found)
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
     if len(chosen) > 1:
@@ -101,6 +121,37 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
     weights = found[chosen[0]]
     return chosen[0], _parts_of(weights, path) if is_model(weights) else weights
+
+
+def _instead(tree: Any, path: Any) -> str:
+    """What there is where there is no state dict."""
+    for name, thing in walk(tree):
+        inside = isinstance(thing, list | tuple) and len(thing) > 1
+        if inside and all(isinstance(value, Tensor) for value in thing):
+            at = "".join(f"[{part!r}]" for part in name.split(".") if part)
+            return (
+                f"{len(thing)} tensors without names{f' under {name!r}' * bool(name)}, as averages "
+                "of the parameters are kept: for p, new in zip(model.parameters(), torch.load("
+                f"{str(path)!r}, 'cpu'){at}, strict=True): p.data.copy_(new)"
+            )
+        if isinstance(thing, dict) and len(thing) <= 2 * _count(thing):
+            for key in [key for key in thing if not isinstance(key, str)]:
+                return (
+                    f"a dict with the key {key!r}, which is no text. {{str(k): v for k, v in "
+                    "state.items()} is one"
+                )
+    return describe(tree)
+
+
+def models_in(state: Mapping[str, Any]) -> list[str]:
+    """What the keys of several models of one kind begin with, if one is called as copies are."""
+    parts: dict[str, dict[str, Any]] = {}
+    for key, value in state.items():
+        for dot in list(re.finditer(r"\.", key))[:2]:
+            parts.setdefault(key[: dot.start()], {})[key[dot.end() :]] = value.shape
+    copies = [name for name in parts if COPY.search(name.rpartition(".")[2])]
+    alike = {name: [n for n in parts if parts[n] == parts[name]] for name in copies}
+    return max(alike.values(), key=len, default=[])
 
 
 def _likeliest(found: Mapping[str, Mapping]) -> list[str]:
@@ -152,7 +203,7 @@ def split(
     kept = {}
     for key, value in weights.items():
         if is_unread_tensor(value):
-            raise CheckpointError(f"{path}: {key!r} {_why_unread(value)}")
+            raise CheckpointError(f"{path}: {key!r} {why_unread(value, Path(path))}")
         odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
         is_extra = key.endswith(EXTRA_STATE) or strip_leading_wrappers(key) in wanted
         if isinstance(value, Tensor) or (is_extra and not any(odd)):
@@ -171,20 +222,6 @@ def tensors_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
             name = f"{key}.{inner}"
             found[name if name not in found else f"{name} ({len(found)})"] = tensor
     return found
-
-
-def _why_unread(tensor: StandIn) -> str:
-    if any(isinstance(a, StandIn) and a.name.endswith(".DTensor") for a in tensor.args or ()):
-        return (
-            "is a DTensor: the file holds one rank's shards only, not the whole tensors. Save "
-            "again. On all ranks: state = get_model_state_dict(model, options=StateDictOptions("
-            "full_state_dict=True, cpu_offload=True)); on rank 0: torch.save(state, path). Or "
-            "torch.distributed.checkpoint.save, on all ranks."
-        )
-    return (
-        "is a tensor that is sparse, quantized or on the meta device. Convert it where it was "
-        "made: to_dense(), dequantize()."
-    )
 
 
 def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:

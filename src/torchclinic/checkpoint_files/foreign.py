@@ -1,0 +1,171 @@
+"""Files whose tensors are not the weights of a model: what they are, and the way out.
+
+Each kind is told by names, dtypes and shapes of tensors, or by names of files. To convert one as
+if it held weights would ruin it, without an error.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchclinic.checkpoint_files.pickles import StandIn
+from torchclinic.checkpoint_files.reports import path_word
+
+ORIGINAL = "Load it by the program that wrote it, or take the model that it was made from."
+FROM = (
+    "In transformers: AutoModelForCausalLM.from_pretrained({{folder!r}}{}).save_pretrained('whole')"
+)
+DEQUANTIZE = FROM.format(").dequantize(")
+FLOAT8 = FROM.format(", quantization_config=FineGrainedFP8Config(dequantize=True)")
+MXFP4 = FROM.format(", quantization_config=Mxfp4Config(dequantize=True)")
+COMPRESSED = FROM.format(", quantization_config=CompressedTensorsConfig(run_compressed=False)")
+# The dtypes of packed tensors, how their names end, what is there with each of these in place of
+# that end, the layout, and the way out. Of an ordinary layer, none has both.
+PACKED = [
+    ("uint8", "weight", ["weight.absmax", "weight.quant_map"], "bitsandbytes, 4 bits", DEQUANTIZE),
+    ("int8", "weight", ["SCB"], "bitsandbytes, 8 bits", DEQUANTIZE),
+    ("int32", "qweight", ["qzeros", "scales", "g_idx"], "GPTQ", ORIGINAL),
+    ("int32", "qweight", ["qzeros", "scales"], "AWQ", ORIGINAL),
+    ("int32 uint8 int8", "weight_packed", ["weight_scale"], "compressed-tensors", COMPRESSED),
+    ("uint8", "weight", ["weight_scale", "weight_scale_2"], "NVFP4 of ModelOpt", ORIGINAL),
+    ("uint8", "_blocks", ["_scales"], "MXFP4, as of gpt-oss", MXFP4),
+    ("float8", "", ["_scale_inv"], "float8 by blocks, as of DeepSeek", FLOAT8),
+    ("int8 float8", "weight", ["weight_scale"], "compressed-tensors or ModelOpt", COMPRESSED),
+    ("float8", "", ["_scale"], "float8", ORIGINAL),
+    ("float8", "weight", ["scale_weight"], "float8 of ComfyUI", ORIGINAL),
+    ("uint8 int8 float8", "weight_qdata", ["weight_scale"], "torchao", ORIGINAL),
+    ("uint8 int8 float8", "weight._data", ["weight._scale"], "quanto", ORIGINAL),
+    ("uint8 int8 int32", "W_q", ["scale", "zero"], "HQQ", ORIGINAL),
+]
+STEP = re.compile(r"global_step\d+")  # the folder of a step, in DeepSpeed's of a run
+ZERO = (
+    "If you trust who made them, make one model of all ranks' files: python -m deepspeed.utils."
+    "zero_to_fp32 {run} whole -t {tag}"
+)
+RANKS = (
+    "the file holds one rank's shards only. If you have all ranks' files, and trust them: files = "
+    "[torch.load(name, 'cpu', weights_only=False) for name in NAMES_BY_RANK]; torch.save({{k: "
+    "torch.cat([file[k].to_local() for file in files]) if hasattr(v, 'to_local') else v for k, v "
+    "in files[0].items()}}, 'whole.pt') joins them, if sharded once, by rows. Or save again, with "
+    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))."
+)
+FSDP1 = (
+    "the file holds one rank's shards only. On as many ranks as wrote it, load each rank's file "
+    "into the model under FSDP, with the StateDictType of then; save the model's state dict with "
+    "FULL_STATE_DICT."
+)
+# What is in the name of a tensor's class, and what to say of it.
+CLASSES = {
+    ".DTensor": f"is a DTensor: {RANKS}",
+    ".ShardedTensor": f"is FSDP1's ShardedTensor: {FSDP1}",
+    "torchao.": "is quantized by torchao. With it: torch.save({{k: v.dequantize() if 'torchao' in "
+    "type(v).__module__ else v for k, v in torch.load({path!r}, weights_only=False).items()}}, "
+    "'whole.pt'), if you trust the file.",
+    "_rebuild_qtensor": "is quantized. Convert it where it was made: dequantize().",
+    "_rebuild_sparse": "is sparse. Convert it where it was made: to_dense().",
+    "_rebuild_meta": "is of the meta device: its numbers were never there, or not saved.",
+    "": "is a tensor of a class that is not read here. Where it was made, save a plain one.",
+}
+# PEFT's and diffusers', kohya's, older diffusers', torchtune's: the layer, and the first of the two
+# matrices whose product is to be added to its weight.
+DOWN = re.compile(r"(.+?)[._]lora(?:_A|_down|\.down|_a|_embedding_A)(?:\.\w+){0,2}")
+BESIDE = re.compile(r"[._]lora_|[._]lora\.(up|down)|[._](alpha|dora_scale|bias)$")
+PEFT = "PeftModel.from_pretrained(model, {folder!r}).merge_and_unload().state_dict()"
+DIFFUSERS = "pipe.load_lora_weights({path!r}); pipe.fuse_lora()"
+# Slices of tensors: Megatron's, and DeepSpeed's of a parallel model.
+SLICE = re.compile(r"mp_rank_(\d\d)")
+MEGATRON = (
+    "In Megatron-LM: python tools/checkpoint/convert.py --target-tensor-parallel-size 1 "
+    "--target-pipeline-parallel-size 1 --load-dir {run} --save-dir whole"
+)
+
+
+def what_it_is(state: Mapping[Any, Any], path: Path) -> str:
+    """What a state dict holds in place of a model's weights, and the way out; else nothing."""
+    tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and isinstance(k, str)}
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    dtypes = {key: str(value.dtype).removeprefix("torch.") for key, value in tensors.items()}
+    found = _adapter(shapes, path) or _placeholders(shapes) or _packed(dtypes) or _slice(path)
+    return f"Not the weights of a model but {found[0]}. {filled(found[1], path)}" if found else ""
+
+
+def filled(way_out: str, path: Path) -> str:
+    """The way out with the names of this file, and of its folder."""
+    home = path if path.is_dir() else path.parent
+    run = home.parent if STEP.fullmatch(home.name) else home
+    run = home.parent.parent if SLICE.match(home.name) else run
+    names = {"run": path_word(run), "tag": path_word(home.name), "folder": str(home)}
+    return way_out.format(path=str(path), **names)
+
+
+def _packed(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
+    for kinds, end, others, layout, way_out in PACKED:
+        alike = tuple(kinds.split())
+        ours = [key for key, kind in dtypes.items() if key.endswith(end) and kind.startswith(alike)]
+        stems = [key.removesuffix(end) for key in ours]
+        found = [stem for stem in stems if all(f"{stem}{other}" in dtypes for other in others)]
+        if found:
+            beside = " and ".join(f"...{other}" for other in others)
+            count = f"{len(found):,} of {len(dtypes):,} tensors are packed"
+            return f"quantized ones ({layout}): {count}, wrong without the {beside}", way_out
+    return None
+
+
+def _adapter(shapes: Mapping[str, tuple], path: Path) -> tuple[str, str] | None:
+    down = {key: found[1] for key in shapes if (found := DOWN.fullmatch(key))}
+    heads = {key: [key[: dot.start()] for dot in re.finditer(r"[._]", key)] for key in shapes}
+    layers = {*down.values()}
+    inside = [key for key, above in heads.items() if not layers.isdisjoint(above)]
+    config = path.parent / "adapter_config.json"
+    of_peft = path.name.startswith("adapter_model") and config.is_file()
+    if not of_peft and (not down or not all(map(BESIDE.search, inside))):
+        return None  # a layer's own weight is there, too: a whole model
+    ranks = sorted({min(shapes[key], default=0) for key in down})
+    rank = f" of rank {' and '.join(map(str, ranks))} for {len(layers)} layers" if ranks else ""
+    way_out = DIFFUSERS
+    if of_peft or any(key.startswith("base_model.") for key in down):
+        way_out = PEFT if of_peft else f"{PEFT}, with the adapter_config.json that belongs to it"
+    elif any(re.search(r"lora_(a|A)(\.default)?(\.weight)?$", key) for key in down) and not any(
+        key.startswith(("unet.", "transformer.", "text_encoder")) for key in down
+    ):
+        way_out = "by the program that wrote the file"
+    what = f"an adapter{rank}, to be added to the weights of {_base_of(config)}"
+    return what, f"Load that model, then merge: {way_out}"
+
+
+def _base_of(config: Path) -> str:
+    """Whose adapter it is, as PEFT notes it."""
+    try:
+        name = json.loads(config.read_bytes()[:1_000_000])["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a model that is not named here"
+    return f"{name!r:.100}" if isinstance(name, str) and name else "a model that is not named here"
+
+
+def _placeholders(shapes: Mapping[str, tuple]) -> tuple[str, str] | None:
+    empty = sum(shape == (0,) for shape in shapes.values())
+    if not empty or 2 * empty < len(shapes):
+        return None
+    what = f"placeholders: {empty:,} of {len(shapes):,} tensors hold no numbers, as under ZeRO-3"
+    return what, ZERO
+
+
+def _slice(path: Path) -> tuple[str, str] | None:
+    """One of several files, each with a part of most tensors."""
+    for place in (path, path.parent):
+        if SLICE.match(place.name):
+            others = {f[1] for p in place.parent.iterdir() if (f := SLICE.match(p.name))}
+            if len(others) > 1:
+                return f"a slice of each, of {len(others)} (tensor parallel)", MEGATRON
+    return None
+
+
+def why_unread(tensor: StandIn, path: Path) -> str:
+    """What to say of a tensor that is more than plain numbers, after its name."""
+    parts = [tensor, *(tensor.args or ())]
+    name = " ".join(part.name for part in parts if isinstance(part, StandIn))
+    return filled(next(words for kind, words in CLASSES.items() if kind in name), path)

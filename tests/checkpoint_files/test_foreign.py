@@ -1,0 +1,315 @@
+"""Files whose tensors are not the weights are told by name and shape, and nothing ordinary is."""
+
+import json
+import re
+import sys
+import types
+
+import pytest
+import torch
+from kinds_of_files import net, same, saved, written
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from torchclinic.checkpoint_files import (
+    CheckpointError,
+    fix_checkpoint,
+    foreign,
+    inspect_checkpoint,
+    load_into,
+)
+from torchladder.launching import launch
+
+
+def tensors(folder, **dtypes):
+    """A file with such tensors: two dashes in a name are a dot; a dtype may have a shape."""
+    state = {"norm.weight": torch.ones(2)}
+    for name, kind in dtypes.items():
+        dtype, shape = kind if isinstance(kind, tuple) else (kind, (4, 4))
+        state[name.replace("__", ".")] = torch.zeros(shape).to(getattr(torch, dtype))
+    save_file(state, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+FP8, F32, F16, U8, I8, I32 = "float8_e4m3fn", "float32", "float16", "uint8", "int8", "int32"
+QUANTIZED = {  # keys and dtypes as each program writes them
+    "bitsandbytes, 4": {"q__weight": U8, "q__weight__absmax": U8, "q__weight__quant_map": F32,
+                        "q__weight__nested_absmax": F32, "q__weight__quant_state__nf4": U8},
+    "bitsandbytes, 8": {"q__weight": I8, "q__SCB": F32, "q__weight_format": U8},
+    "GPTQ": {"q__qweight": I32, "q__qzeros": I32, "q__scales": F16, "q__g_idx": I32},
+    "AWQ": {"q__qweight": I32, "q__qzeros": I32, "q__scales": F16},
+    "compressed-tensors": {"q__weight_packed": I32, "q__weight_scale": F16, "q__weight_shape": I32},
+    "compressed-tensors or": {"q__weight": FP8, "q__weight_scale": F32, "q__input_scale": F32},
+    "NVFP4 of M": {"q__weight": U8, "q__weight_scale": FP8, "q__weight_scale_2": F32},
+    "MXFP4": {"mlp__gate_up_proj_blocks": U8, "mlp__gate_up_proj_scales": U8},
+    "DeepSeek": {"q__weight": FP8, "q__weight_scale_inv": F32},
+    "float8)": {"experts__w1": FP8, "experts__w1_scale": "float8_e8m0fnu"},
+    "ComfyUI": {"scaled_fp8": FP8, "q__weight": FP8, "q__scale_weight": F32},
+    "torchao": {"q___weight_qdata": FP8, "q___weight_scale": F32},
+    "quanto": {"q__weight___data": I8, "q__weight___scale": F32},
+    "HQQ": {"q__W_q": U8, "q__scale": F16, "q__zero": F16},
+}  # fmt: skip
+DOWN, UP = (F32, (4, 8)), (F32, (8, 4))
+ADAPTERS = {
+    "PeftModel": {"base_model__model__q__lora_A__weight": DOWN,
+                  "base_model__model__q__lora_B__weight": UP},
+    "with the adapter_config": {"base_model__model__e__lora_embedding_A": DOWN,
+                                "base_model__model__e__lora_embedding_B": UP},
+    "fuse_lora": {"unet__mid__to_q__lora_A__weight": DOWN, "unet__mid__to_q__lora_B__weight": UP},
+    "pipe.": {"unet__mid__processor__to_q_lora__down__weight": DOWN,
+              "unet__mid__processor__to_q_lora__up__weight": UP},
+    "pipe.load_lora": {"lora_unet_mid_to_q__lora_down__weight": DOWN,
+                       "lora_unet_mid_to_q__lora_up__weight": UP,
+                       "lora_unet_mid_to_q__alpha": (F32, ())},
+    "by the program": {"layers__0__attn__q_proj__lora_a__weight": DOWN,
+                       "layers__0__attn__q_proj__lora_b__weight": UP},
+}  # fmt: skip
+
+
+def adapter(folder, keys):
+    path = tensors(folder, **keys)
+    state = {k: v for k, v in inspect_checkpoint(path).keys.items() if k != "norm.weight"}
+    path.unlink()
+    save_file(state, folder / "adapter.safetensors")
+    return folder / "adapter.safetensors"
+
+
+def peft_folder(folder):
+    """As the Trainer leaves it, with a whole layer of modules_to_save."""
+    keys = {"base_model__model__lm_head__weight": F32} | ADAPTERS["PeftModel"]
+    adapter(folder, keys).rename(folder / "adapter_model.safetensors")
+    about = {"base_model_name_or_path": "acme/seven-{billion}", "r": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    saved(folder, {"state": {}, "param_groups": []}, "optimizer.pt")
+    saved(folder, {}, "scheduler.pt")
+    return folder
+
+
+def deepspeed(folder, state, name):
+    (folder / "run" / "global_step7").mkdir(parents=True)
+    return saved(folder / "run" / "global_step7", {"ds_version": "0.19"} | state, name)
+
+
+def placeholders(folder):
+    state = {name: torch.empty(0) for name in ("a.weight", "a.bias")} | {"mask": torch.ones(3)}
+    name = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    return deepspeed(folder, {"module": state, "param_shapes": [{}]}, name)
+
+
+def optimizers(folder):
+    state = {"base_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}},
+             "single_partition_of_fp32_groups": [torch.ones(3)]}  # fmt: skip
+    name = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    return deepspeed(folder, {"optimizer_state_dict": state}, name)
+
+
+def megatron(folder):
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        (folder / "run" / "iter_0000007" / rank).mkdir(parents=True)
+        state = {"model": {"decoder.weight": torch.ones(2, 2)}, "iteration": 7}
+        path = saved(folder / "run" / "iter_0000007" / rank, state, "model_optim_rng.pt")
+    return path
+
+
+class Subclass:
+    """Pickled as a tensor of any class that wraps others."""
+
+    def __init__(self, kind, *about):
+        self.kind, self.about = kind, about
+
+    def __reduce__(self):
+        make = torch._utils._rebuild_wrapper_subclass
+        return torch._tensor._rebuild_from_type_v2, (make, self.kind, *self.about)
+
+
+def sharded_tensor(folder):
+    shape = ShardedTensor, torch.float32, (20,), (1,), 0, None, torch.device("cpu"), True
+    return saved(folder, {"_flat_param": Subclass(ShardedTensor, shape, ([], None))})
+
+
+def torchao(folder):
+    module = types.ModuleType("torchao")
+    module.Float8Tensor = type("Float8Tensor", (), {"__module__": module.__name__})
+    try:
+        sys.modules[module.__name__] = module
+        about = ((module.Float8Tensor, torch.float32, (2,)), {"qdata": torch.ones(2)})
+        return saved(folder, {"a.weight": Subclass(module.Float8Tensor, *about)})
+    finally:
+        del sys.modules[module.__name__]
+
+
+ONNX = b"\x08\x0a\x12\x07pytorch\x1a\x062.15.0:\x10" + bytes(100)
+FILES = {
+    **{w: (lambda folder, k=k: tensors(folder, **k)) for w, k in QUANTIZED.items()},
+    **{w: (lambda folder, k=k: adapter(folder, k)) for w, k in ADAPTERS.items()},
+    "an adapter of rank 4 for 1 layers, to be added to the weights of 'acme/seven-{b": peft_folder,
+    "zero_to_fp32 {}/run whole -t global_step7": placeholders,
+    "the optimizer's, of DeepSpeed. If": optimizers,
+    "a step of DeepSpeed's. If": lambda folder: placeholders(folder).parent,
+    "--load-dir {}/run --save": megatron,
+    "FSDP1's ShardedTensor": sharded_tensor,
+    "quantized by torchao. W": torchao,
+    "gguf_file='x.gguf'": lambda folder: written(folder, b"GGUF" + bytes(100), "x.gguf"),
+    "this is ONNX": lambda folder: written(folder, ONNX, "model"),
+    "2 tensors without names under 'shadow_params'": lambda folder: saved(
+        folder, {"decay": 0.9, "shadow_params": [torch.ones(2), torch.ones(3)]}
+    ),
+    "with the key 3, which is no text": lambda folder: saved(
+        folder, {"w": torch.ones(2), 3: torch.ones(2)}
+    ),
+}
+
+
+@pytest.mark.parametrize("words", FILES)
+def test_what_is_not_weights_is_told_and_never_converted(words, tmp_path):
+    path, model = FILES[words](tmp_path), net()
+    words = words.replace("{}", str(tmp_path))
+    try:
+        told = " ".join(inspect_checkpoint(path).advice)
+    except CheckpointError as error:
+        told = str(error)
+    assert words in told
+    assert "A plain state dict" not in told
+    for options in ({}, {"dtype": torch.float32}, {"model": net()}):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            fix_checkpoint(path, tmp_path / "fixed.pt", **options)
+    assert not (tmp_path / "fixed.pt").exists()
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            load_into(model, path, strict=strict)
+    assert same(model, net())
+    assert len(told) < 700
+
+
+ORDINARY = [
+    # timm's, transformers', torchvision's and torch.ao's own names
+    ["patch_embed.proj.weight", "blocks.0.attn.logit_scale", "blocks.0.ls1.gamma", "head.weight"],
+    ["logit_scale", "logit_bias", "vision_model.embeddings.position_ids", "text.weight"],
+    ["conv.weight", "conv.weight_fake_quant.scale", "conv.weight_fake_quant.zero_point"],
+    ["q.weight", "q.scale", "q.zero", "q.weight_scale", "q.scales", "q.weight_scale_inv"],
+    ["backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.dt_bias", "lm_head.weight"],
+    # LoRA inside a whole model: PEFT's, torchtune's, loralib's
+    ["q.base_layer.weight", "q.lora_A.default.weight", "q.lora_B.default.weight"],
+    ["layers.0.q.weight", "layers.0.q.lora_a.weight", "layers.0.q.lora_b.weight"],
+    ["q.weight", "q.lora_A", "q.lora_B"],
+    ["explora_A.weight", "alpha", "x.lora_scale"],
+    ["qweight", "qzeros", "scales", "g_idx", "W_q", "blocks", "scales_blocks"],
+]
+
+
+@pytest.mark.parametrize("names", ORDINARY, ids=lambda names: names[0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", FP8])
+def test_nothing_ordinary_is_called_quantized_or_an_adapter(names, dtype, tmp_path):
+    kinds = {k: dtype if k.endswith("weight") and "scale" not in k else F32 for k in names}
+    if dtype == FP8:  # a cast: with scales beside them they would be quantized
+        kinds = {k: v for k, v in kinds.items() if "weight_" not in k}
+    path = tensors(tmp_path, **{k.replace(".", "__"): v for k, v in kinds.items()})
+    assert inspect_checkpoint(path).advice[0].startswith("A plain state dict")
+
+
+def test_a_module_that_has_them_all_takes_packed_weights_and_their_scales(tmp_path):
+    """As a layer does that computes with them."""
+    path = tensors(tmp_path, **QUANTIZED["DeepSeek"])
+    layer = nn.Module()
+    layer.register_buffer("weight", torch.ones(4, 4).to(torch.float8_e4m3fn))
+    layer.register_buffer("weight_scale_inv", torch.ones(4, 4))
+    model = nn.ModuleDict({"q": layer, "norm": nn.LayerNorm(2, bias=False)})
+    load_into(model, path)
+    assert not layer.weight_scale_inv.any()
+    fix_checkpoint(path, tmp_path / "y.pt", model=model)
+    with pytest.raises(CheckpointError, match="DeepSeek"):
+        fix_checkpoint(path, tmp_path / "z.pt", model=model, dtype=torch.float32)
+
+
+def save_rows(folder):
+    torch.manual_seed(7)
+    model = nn.Linear(4, 3)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    rank = torch.distributed.get_rank()
+    torch.save(model.state_dict(), folder / f"rank{rank}.pt")
+
+
+def told_line(path):
+    """The line of code in what is said of a file."""
+    try:
+        told = " ".join(inspect_checkpoint(path).advice)
+    except CheckpointError as error:
+        told = str(error)
+    return re.search(r"(files = |torch\.save\(|for p, new).*\)", told.partition(" joins")[0])[0]
+
+
+def test_the_lines_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(7)
+    model, names = nn.Linear(4, 3), {"torch": torch}
+    launch(save_rows, tmp_path, world_size=2, backend="gloo", show="none")
+    names |= {"NAMES_BY_RANK": ["rank0.pt", "rank1.pt"]}
+    exec(told_line(tmp_path / "rank0.pt"), names)
+    assert same(model, loaded("whole.pt"))
+    torch.export.save(torch.export.export(model, (torch.ones(1, 4),)), "x.pt2")
+    exec(told_line(tmp_path / "x.pt2"), names)
+    assert same(model, loaded("plain.pt"))
+    torch.jit.script(model).save("script.pt")
+    exec(told_line(tmp_path / "script.pt"), names)
+    assert same(model, loaded("plain.pt"))
+    torch.save({"shadow_params": [p.detach() for p in model.parameters()]}, "ema.pt")
+    names["model"] = nn.Linear(4, 3)
+    exec(told_line(tmp_path / "ema.pt"), names)
+    assert same(model, names["model"])
+
+
+def loaded(path):
+    model = nn.Linear(4, 3)
+    model.load_state_dict(torch.load(path))
+    return model
+
+
+def test_a_folder_of_deepspeeds_with_whole_weights_gives_those(tmp_path):
+    tensors(tmp_path, a__weight=F32)
+    (tmp_path / "zero_to_fp32.py").touch()
+    assert "a.weight" in inspect_checkpoint(tmp_path).keys
+
+
+def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
+    student, teacher = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    nn.init.constant_(teacher.weight, 3.0)
+    both = nn.ModuleDict({"student": student, "teacher": teacher})
+    for at, thing in {
+        "": both.state_dict(),
+        "model.": {"model": both.state_dict(), "epoch": 3},
+    }.items():
+        path = saved(tmp_path, thing)
+        found = repr(inspect_checkpoint(path))
+        assert f"{at}teacher: --key {at}teacher" in found
+        assert "2 models of one kind" in found
+        model = nn.BatchNorm1d(2)
+        with pytest.raises(CheckpointError, match="Choose one: key='student', key='teacher'"):
+            load_into(model, path)
+        load_into(model, path, key=f"{at}teacher")
+        assert same(model, teacher)
+        report = fix_checkpoint(path, tmp_path / "y.pt", key=f"{at}student")
+        assert list(report.names) == list(student.state_dict())
+        assert not [key for key in report.dropped if key.startswith("student")]
+        with pytest.raises(CheckpointError, match="no weights under 'teach'"):
+            load_into(model, path, key="teach")
+    path = saved(tmp_path, {f"encoder.layers.{i}.weight": torch.ones(2) for i in range(6)})
+    assert "of one kind" not in repr(inspect_checkpoint(path))
+
+
+@pytest.mark.parametrize("pack", [list, tuple])
+def test_a_state_dict_in_a_list_is_found(pack, tmp_path):
+    path = saved(tmp_path, {"best": pack([3, {"net": nn.Linear(2, 1).state_dict()}])})
+    assert inspect_checkpoint(path).weights_at == "best.1.net"
+    load_into(nn.Linear(2, 1), path, key="best.1.net")
+    fix_checkpoint(path, tmp_path / "y.pt")
+
+
+def test_every_way_out_has_its_names_filled_in(tmp_path):
+    path = tmp_path / "a{b}.pt"
+    for *_, way_out in foreign.PACKED:
+        assert "{folder" not in foreign.filled(way_out, path)
+    for words in foreign.CLASSES.values():
+        assert "{path" not in foreign.filled(words, path)
