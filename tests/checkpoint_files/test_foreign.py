@@ -299,6 +299,20 @@ def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
     assert "of one kind" not in repr(inspect_checkpoint(path))
 
 
+def test_a_module_of_fabrics_has_each_tensor_once(tmp_path):
+    """``_FabricModule`` in a module of one's own gives both of its names to a state dict."""
+    inner, state = net(), {}
+    for name in ("_forward_module", "_original_module"):
+        state |= {f"{name}.{key}": value for key, value in inner.state_dict().items()}
+    path = saved(tmp_path, state)
+    model = net()
+    load_into(model, path)
+    assert list(fix_checkpoint(path, tmp_path / "y.pt").names) == list(model.state_dict())
+    state["_original_module.conv.bias"] = torch.ones(4)  # another tensor: nothing is left out
+    with pytest.raises(CheckpointError, match="1 unexpected"):
+        load_into(model, saved(tmp_path, state))
+
+
 @pytest.mark.parametrize("pack", [list, tuple])
 def test_a_state_dict_in_a_list_is_found(pack, tmp_path):
     path = saved(tmp_path, {"best": pack([3, {"net": nn.Linear(2, 1).state_dict()}])})

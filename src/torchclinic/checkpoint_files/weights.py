@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchclinic.checkpoint_files.foreign import ZERO, filled, why_unread
-from torchclinic.checkpoint_files.keys import strip_leading_wrappers
+from torchclinic.checkpoint_files.keys import drop_segments, strip_leading_wrappers
 from torchclinic.checkpoint_files.pickles import (
     BRANCHES,
     FREE,
@@ -120,7 +120,22 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     if [name for name, _ in every].count(chosen[0]) > 1:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
     weights = found[chosen[0]]
-    return chosen[0], _parts_of(weights, path) if is_model(weights) else weights
+    return chosen[0], _parts_of(weights, path) if is_model(weights) else _once(weights)
+
+
+def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without second names: a module of Lightning Fabric's in another has two for each tensor."""
+    first = {drop_segments(key): v for key, v in weights.items() if "_forward_module." in key}
+
+    def is_second(key: str, value: Any) -> bool:
+        pair = value, first.get(key.replace("_original_module.", ""))
+        if "_original_module." not in key or not all(isinstance(v, Tensor) for v in pair):
+            return False
+        return len({(storage_id(v), v.storage_offset(), v.shape) for v in pair}) == 1
+
+    if not any(is_second(*item) for item in weights.items()):
+        return weights  # with its notes
+    return {key: value for key, value in weights.items() if not is_second(key, value)}
 
 
 def _instead(tree: Any, path: Any) -> str:
