@@ -19,7 +19,7 @@ export TQDM_DISABLE := 1
 $(if $(findstring :,$(CURDIR)),$(error $(CURDIR): a folder with a colon cannot be in PATH. Move the clone to another))
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help book pdf zip test test-site ci quick lint notebooks package simulated test-simulated simulated-chapters coverage refresh measure record pack kaggle test-hosted test-oldest test-long stress bench dist lock publish venv clean
+.PHONY: help book pdf zip test test-site ci quick lint notebooks package simulated test-simulated simulated-chapters coverage refresh measure record pack kaggle test-hosted test-oldest test-long test-frameworks stress bench dist lock publish venv clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,17 @@ test-long: $(VENV)/tested  ## the tests that take minutes: two hosts cut off and
 	$(BIN)/pip install --quiet -e ".[ray]"
 	$(PYTEST) -m long --timeout=3600 --durations=0 tests
 
+# In an environment of its own. DeepSpeed alone has no wheel: the setuptools of release.txt builds it.
+FRAMEWORKS := .venv-frameworks
+test-frameworks: $(FRAMEWORKS)/installed  ## what Transformers, DeepSpeed, Lightning and others write is read right: 7 GB
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(FRAMEWORKS)/bin/python -m pytest -q -n 2 --durations=5 -k "$(ONLY)" tests/frameworks
+
+$(FRAMEWORKS)/installed: tools/locks/frameworks.txt
+	"$(PYTHON)" -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet $(BY_HASH) tools/locks/release.txt
+	$(FRAMEWORKS)/bin/pip install --quiet --no-build-isolation $(BY_HASH) $< --no-binary deepspeed
+	@touch $@
+
 # Also on the oldest torch: make test-simulated VENV=.venv-oldest CONSTRAINTS=tools/locks/oldest.txt
 GPUS ?= 1 2 4
 test-simulated: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(or $(N),4)
@@ -164,6 +175,7 @@ lock:  ## renew tools/locks: the versions and hashes for CI; needs uv
 	$(LOCK) --extra test pyproject.toml requirements.txt -o tools/locks/newest.txt
 	$(LOCK) --extra test pyproject.toml requirements.txt --group oldest -o tools/locks/oldest.txt
 	$(LOCK) --group release -o tools/locks/release.txt
+	$(LOCK) tests/frameworks/requirements.txt -o tools/locks/frameworks.txt
 
 # As one commit without a history, since what was published before is not worth its space.
 publish:  ## push the site that make book has built to the branch gh-pages, from which Kaggle and Colab fetch notebooks

@@ -1,0 +1,144 @@
+"""Weights of few bits, with the scales that make numbers of them beside them."""
+
+from functools import partial
+
+import torch
+from cases import Case, X, logits, made_by, net
+from hugging_face import language, llama
+
+
+def loaded(path, **more):
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32, **more)
+
+
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+
+
+@made_by("bitsandbytes/nf4", **NF4)
+@made_by("bitsandbytes/int8", load_in_8bit=True)
+@made_by("bitsandbytes/nf4_state_dict", file="model.pt", **NF4)
+def bits_and_bytes(folder, file="", **choice):
+    from transformers import BitsAndBytesConfig
+
+    llama().save_pretrained(folder / "before")
+    model = loaded(folder / "before", quantization_config=BitsAndBytesConfig(**choice))
+    model.save_pretrained(after := folder / "after")
+    if file:
+        torch.save(model.state_dict(), folder / file)
+    way = {"way": "from_pretrained", "names": "bitsandbytes"}
+    return language(folder / (file or "after"), model, own=lambda: loaded(after), **way)
+
+
+@made_by("torchao/int8_weight_only", config="Int8WeightOnlyConfig")
+@made_by("torchao/float8_weight_only", config="Float8WeightOnlyConfig")
+def by_torchao(folder, config):
+    from torchao import quantization
+
+    model, path = net(), folder / "model.pt"
+    quantization.quantize_(model, getattr(quantization, config)())
+    torch.save(model.state_dict(), path)
+
+    def own():
+        fresh, state = net(7), torch.load(path)
+        plain = {k: v.dequantize() if hasattr(v, "dequantize") else v for k, v in state.items()}
+        fresh.load_state_dict(plain)
+        return fresh
+
+    return Case(path, partial(net, 7), logits(model, X), own, way="dequantize", names="torchao")
+
+
+FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+
+
+@made_by("compressed-tensors/float8", form="float-quantized", top=448, weights=FLOAT8)
+@made_by(
+    "compressed-tensors/int4_packed", form="pack-quantized", top=7,
+    weights=FLOAT8 | {"num_bits": 4, "type": "int"},
+)  # fmt: skip
+def compressed(folder, form, top, weights):
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from transformers import CompressedTensorsConfig
+
+    model = llama()
+    group = {"targets": ["Linear"], "weights": weights}
+    if weights["type"] == "float":
+        group["input_activations"] = weights | {"strategy": "token", "dynamic": True}
+    config = {"config_groups": {"group_0": group}, "format": form, "ignore": ["lm_head"]}
+    apply_quantization_config(model, QuantizationConfig(**config))
+    for layer in [m for m in model.modules() if hasattr(m, "weight_scale")]:
+        layer.weight_scale.data = layer.weight.data.abs().amax(1, keepdim=True) / top
+    compressor = ModelCompressor.from_pretrained_model(model, form)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+
+    def own():
+        return loaded(folder, quantization_config=CompressedTensorsConfig(run_compressed=False))
+
+    way = {"way": "from_pretrained", "names": "compressed-tensors"}
+    case = language(folder, llama(), own=own, **way)
+    case.want = logits(own(), case.x)
+    return case
+
+
+def to_blocks(weight):
+    """DeepSeek's float8, with a scale for each square of numbers."""
+    rows, columns = (size // BLOCK for size in weight.shape)
+    tiles = weight.reshape(rows, BLOCK, columns, BLOCK)
+    scales = tiles.abs().amax((1, 3)) / 448
+    low = (tiles / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    plain = (low.float() * scales[:, None, :, None]).reshape(weight.shape)
+    return plain, {"weight": low.reshape(weight.shape), "weight_scale_inv": scales}
+
+
+def squeezed(numbers):
+    """Eight numbers of 4 bits, along the last axis, in each int32."""
+    wide = numbers.reshape(*numbers.shape[:-1], -1, 8).long() << torch.arange(0, 32, 4)
+    return wide.sum(-1).to(torch.uint32).view(torch.int32)
+
+
+def four_bits(weight):
+    """Numbers around 8, [in, out], a scale for each output, and what they stand for."""
+    scales = weight.abs().amax(1, keepdim=True) / 7
+    numbers = (weight / scales).round()
+    return (numbers + 8).T, scales.T, numbers * scales
+
+
+def to_gptq(weight):
+    numbers, scales, plain = four_bits(weight)
+    parts = {"qweight": squeezed(numbers.T).T, "qzeros": squeezed(torch.full(scales.shape, 7))}
+    return plain, parts | {"scales": scales, "g_idx": torch.zeros(len(numbers)).int()}
+
+
+def to_awq(weight):
+    numbers, scales, plain = four_bits(weight)
+    mixed = numbers.reshape(len(numbers), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1)
+    zeros = squeezed(torch.full(scales.shape, 8))
+    return plain, {"qweight": squeezed(mixed), "qzeros": zeros, "scales": scales}
+
+
+BLOCK = 16
+FOUR = {"bits": 4, "group_size": -1}
+DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+
+
+@made_by("safetensors/deepseek_float8", pack=to_blocks, names="float8", config=DEEPSEEK)
+@made_by("safetensors/gptq", pack=to_gptq, names="GPTQ", config=FOUR | {"quant_method": "gptq"})
+@made_by("safetensors/awq", pack=to_awq, names="AWQ", config=FOUR | {"quant_method": "awq"})
+def written(folder, pack, config, names):
+    """By hand, in the layout: the programs that pack and unpack it need a GPU."""
+    from safetensors.torch import save_file
+
+    model, state = llama(), {}
+    for key, weight in list(model.state_dict().items()):
+        plain, parts = pack(weight) if "_proj." in key else (weight.clone(), {"weight": weight})
+        weight.copy_(plain)
+        parts = {name: part.clone().contiguous() for name, part in parts.items()}
+        state |= {key.removesuffix("weight") + name: part for name, part in parts.items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    model.config.quantization_config = config
+    model.config.save_pretrained(folder)
+    return language(folder, model, own=lambda: model, way="from_pretrained", names=names)
