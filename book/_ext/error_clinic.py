@@ -25,7 +25,7 @@ LOGGER = logging.getLogger(__name__)
 NOTEBOOK = re.compile(r"(?:notebooks|book/runs/[^/]+)/errors_(\w+)")
 LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(?=[)#])")
 CATALOGUE = sorted(entries.CATALOGUE.glob("*.toml"))
-RULES = "error_rules.js"
+RULES, WORDS = "error_rules.js", "error_words.js"
 
 
 def note_catalogue(env):
@@ -113,6 +113,8 @@ def write_rules(app, env):
         folder.mkdir(parents=True, exist_ok=True)
         # A script and not data: a page that is opened as a file may not read another file.
         (folder / RULES).write_text(f"const errorRules = {json.dumps(errors.rules())};\n")
+        questions = json.dumps(errors.questions(), ensure_ascii=False)
+        (folder / WORDS).write_text(f"const errorWords = {questions};\n", "utf-8")
 
 
 def describe(app, page, template, context, doctree):

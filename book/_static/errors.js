@@ -95,7 +95,8 @@
 
   function showNone(text, { program, isError }) {
     const isShort = text.length < SHORT && !text.trim().includes("\n");
-    if (!program && !isError && !isShort) {
+    const said = !program && isSaid(text);
+    if (!program && !isError && !isShort && !said) {
       const symptoms = one("#there-is-no-message-what-do-you-see > h2");
       const link = make("a", "", symptoms.firstChild.textContent);
       link.href = `#${symptoms.parentNode.id}`;
@@ -105,7 +106,7 @@
     const search = make("a", "", phrase("search", { text }));
     search.href = `../search.html?q=${isShort ? inAddress(text) : ""}`;
     found.replaceChildren(...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
-    if (isShort) bestHits(text).then((hits) => text === answered && found.prepend(hits), () => {});
+    if (said) nearestHits(text).then((hits) => text === answered && found.prepend(hits), () => {});
     return phrase(program ? "other" : isError ? "none" : "short", { program });
   }
 

@@ -16,7 +16,7 @@
   const scripts = new Map();
   function load(...names) {
     return Promise.all(names.map((name) => {
-      // The error clinic's page has two of them already.
+      // The error clinic's page has some of them already.
       if (!scripts.has(name) && !document.querySelector(`script[src*="/${name}"]`))
         scripts.set(name, new Promise((done, failed) => {
           const script = { src: `${root}_static/${name}`, onload: done, onerror: failed };
@@ -26,7 +26,7 @@
     }));
   }
 
-  let search, clinic;
+  let search, clinic, asking;
   async function ready() {
     await load("searching.js", "search_index.js");
     search ??= searching(searchIndex.pages, document.documentElement.lang, searchIndex.also);
@@ -151,8 +151,12 @@
     return { input, look };
   }
 
-  /** The best hits of a query, for another page's script. */
-  window.bestHits = async (query) => make("ol", "search-hits", ...(await find(query)).hits.slice(0, BEST).map(shown));
+  /** What is nearest to what somebody says, as the terminal has it, for another page's script. */
+  window.nearestHits = async (said) => {
+    await Promise.all([ready(), load("nearest.js", "error_words.js")]);
+    asking ??= nearest(errorWords);
+    return make("ol", "search-hits", ...asking.find(said).map((address) => search.at(address, said)).filter(Boolean).map(shown));
+  };
 
   /** The arrow keys go from the field through the hits and back. */
   function step(event, input, box) {

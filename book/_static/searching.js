@@ -234,12 +234,20 @@ const searching = (pages, language, others) => {
     return near && near + Math.max(before.search(/(?<=[.?] |\n)(?!.*([.?] |\n))/s), before.indexOf(" ") + 1);
   }
 
-  /** The section that an anchor of the error clinic names, as a hit. */
-  function entry(anchor, asked) {
-    const section = sections.find((section) => section.clinic && section.anchor === anchor);
+  /** The first section of which something is true, as a hit. */
+  function section(is, asked) {
+    const found = sections.find(is);
     const query = plain(asked);
-    return section && hit(section, query, termsOf(query).map(look).filter(isRare));
+    return found && hit(found, query, termsOf(query).map(look).filter(isRare));
   }
 
-  return { find, entry };
+  const entry = (id, asked) => section(({ clinic, anchor }) => clinic && anchor === id, asked);
+
+  /** What an address such as notebooks/page#anchor leads to, as a hit. */
+  function at(address, asked) {
+    const [name, id] = address.split("#");
+    return section(({ page, anchor }) => page === `${name}.html` && (!id || anchor === id), asked);
+  }
+
+  return { find, entry, at };
 };

@@ -67,10 +67,10 @@ def _parser() -> Parser:
 
     log = "torchrun train.py 2>&1 | tee log.txt; torchclinic explain log.txt"
     add = command("explain", _explain, "what an error means, and what to do", log)
-    add("what", nargs="*", metavar="FILE|ID", help="a log, - for the standard input (the default"
-        " if it is no terminal), or an entry of the catalogue; of several ranks, the logs or the"
-        " flight recorder's dumps: their files or their folder, such as that of torchrun --log-dir"
-        " (its last run's last attempt)")  # fmt: skip
+    add("what", nargs="*", metavar="FILE|ID|WORDS", help="a log, - for the standard input (the"
+        " default if it is no terminal), an entry of the catalogue, or what you see, in words; of"
+        " several ranks, the logs or the flight recorder's dumps: their files or their folder, such"
+        " as that of torchrun --log-dir (its last run's last attempt)")  # fmt: skip
     add("--json", action="store_true", help="for other programs, in a form that stays")
 
     path = {"metavar": "PATH", "help": "a file, or a sharded checkpoint's folder"}
@@ -133,7 +133,8 @@ def _explain(options: argparse.Namespace) -> int:
     elif len(what) == 1 and (entry := errors.catalogue().get(what[0])):
         log, found, more, text = "", [errors.Match(entry)], {}, entry
     else:
-        texts = logs.read(what)
+        said = logs.said(what)
+        texts = {"": said} if said else logs.read(what)
         log, first = "\n".join(texts.values()), logs.first_to_fail(texts)
         found, more = logs.find(texts, first), {"first_to_fail": first} if first else {}
         text = f"{first.get('says', '')}\n\n{errors.explain(log, found)}".lstrip()

@@ -64,6 +64,14 @@ def read(names: list[str]) -> dict[str, str]:
     return texts
 
 
+def said(names: list[str]) -> str:
+    """What somebody says instead of naming logs: words, or a message, with blanks or Chinese."""
+    text = " ".join(names)
+    is_text = len(names) > 2 or re.search(r"\s|[\u4e00-\u9fff]", names[0])
+    no_file = not any(map(os.path.exists, names)) and not text.endswith((".log", ".txt", ".out"))
+    return text if is_text and no_file and text.strip() else ""
+
+
 def _logs_in(name: str) -> list[str]:
     """A file, or the logs of a folder; if torchrun made it, of the last run the last attempt."""
     if not os.path.isdir(name):

@@ -19,7 +19,7 @@ import pytest
 from running import ran
 
 from torchclinic import cli, errors, logs
-from torchclinic.errors import cases, catalogue, entries, telling
+from torchclinic.errors import asking, cases, catalogue, entries, telling
 from torchclinic.errors.terminal import without_links
 
 LOG = """loading epoch_3.pt
@@ -168,7 +168,7 @@ def test_good_logs_of_frameworks_hold_no_error(explain):
         "h:1:1 [0] NCCL INFO Failed to open libibverbs.so[.1]\nh:1:1 [0] NCCL INFO Init COMPLETE",
         "a.py:457: FutureWarning: This is deprecated and cannot stay\n{'loss': 0.5}",
         "[INFO] Invalidate trace cache @ step 10: expected module 1, but got module 2",
-        "job ended with exit code 0",
+        "step 1: 0.5\njob 7 ended: exit code 0",
     ):
         assert explain(given=log.encode())[1].startswith("There is no error in this log"), log
     assert explain(given=b"exit code 1")[1].startswith("No entry")
@@ -202,6 +202,28 @@ def test_an_unknown_error_has_the_status_1_and_what_to_collect_is_said(explain):
     assert out.startswith("No entry of the catalogue has these words.")
     assert "torchclinic doctor" in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_what_somebody_says_leads_to_what_is_nearest(explain):
+    said = "loss grows when I accumulate gradients"
+    answers = {explain(said)[1], explain(*said.split())[1], explain(given=said.encode())[1]}
+    answers.add(explain(given=said.replace(" when", "\nwhen").encode())[1])
+    assert all("\n  accumulation-by-parts: Gradient accumulation" in out for out in answers)
+    assert "\n  hang-p2p: " in explain("升级驱动后多卡训练卡住")[1]
+    nearest = json.loads(explain("--json", said)[1])["nearest"]
+    assert "notebooks/errors_training#accumulation-by-parts" in nearest
+    assert len(nearest) == 3
+    assert "Nearest" not in explain(given=HEALTHY.encode())[1]
+    assert "Nearest" not in explain(given=LOG.encode())[1]
+
+
+def test_a_question_in_the_list_is_answered_by_its_section():
+    rows = asking._rows("asked")[::8]
+    right = [
+        any(t in asking.nearest(question) for t in targets.split()) for question, targets in rows
+    ]
+    assert len(right) > 200
+    assert sum(right) / len(right) > 0.95
 
 
 def test_with_json_the_same_answer_has_a_form_for_programs(explain):

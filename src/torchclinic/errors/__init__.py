@@ -5,13 +5,13 @@ that shows both. The error clinic's notebooks are written from it, ``torchclinic
 it, and the paste box of the site applies the same rules (`rules`) in the browser.
 
 `entries` reads the catalogue, `squeezing` a log, `finding` brings them together, `cases` chooses
-what to do, `telling` says it, `tracebacks` under an error, `terminal` lays a text out, and
-`for_the_box` has the rules that the site reads.
+what to do, `asking` knows what people say they see, `telling` says what was found, `tracebacks`
+under an error, `terminal` lays a text out, and `for_the_box` has the rules that the site reads.
 """
 
 from torchclinic.errors.entries import Error, ErrorTable, catalogue, of_chapter, page
 from torchclinic.errors.finding import Match, find, other_program
-from torchclinic.errors.for_the_box import rules
+from torchclinic.errors.for_the_box import questions, rules
 from torchclinic.errors.telling import as_json, explain
 from torchclinic.errors.tracebacks import note
 
@@ -27,5 +27,6 @@ __all__ = [
     "of_chapter",
     "other_program",
     "page",
+    "questions",
     "rules",
 ]

@@ -56,7 +56,7 @@ Case = tuple[list[list[str]], list[str]]
 
 def cases_of(error: Error) -> list[Case]:
     """Of each case the words, squeezed, that its head up to the colon quotes, those between two
-    commas or *or*s together, and what decides instead: sums to compare, as ``free + unused > wanted``.
+    commas or *or*s together, and what decides instead, as ``free + unused > wanted``.
 
     Numbers alone, such as shapes, are examples.
     """

@@ -2,9 +2,18 @@
 
 from typing import Any
 
-from torchclinic.errors import cases, finding
+from torchclinic.errors import asking, cases, finding
 from torchclinic.errors.entries import KINDS, catalogue, page
 from torchclinic.errors.squeezing import COLOUR, ENVIRONMENT, LOGS, PREFIX, QUOTES
+
+
+def questions() -> dict:
+    """All that the paste box needs to find what `asking.nearest` finds."""
+    documents = [
+        [address, asking.weight_of(address), [" ".join(words) for words in asked], " ".join(text)]
+        for address, (asked, text) in asking.documents().items()
+    ]
+    return {"documents": documents, "others": asking.others()}
 
 
 def rules() -> dict:

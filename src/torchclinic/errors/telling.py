@@ -2,8 +2,9 @@
 
 import json
 
+from torchclinic.errors import asking
 from torchclinic.errors.cases import this_case_first
-from torchclinic.errors.entries import published
+from torchclinic.errors.entries import catalogue, published
 from torchclinic.errors.finding import Match, find, other_program, patterns_of, places_of
 from torchclinic.errors.squeezing import signs, squeeze
 from torchclinic.errors.terminal import filled, without_links, wrapped
@@ -20,6 +21,8 @@ UNKNOWN = "No entry of the catalogue has these words."
 HEALTHY = (
     "There is no error in this log: no traceback, and none of the words that errors begin with."
 )
+NEAREST = "Nearest to what you see:"
+NEAREST_MORE = "More: torchclinic explain, with one of the names above."
 NOTICE = "This log has no error message, but this notice:"
 
 
@@ -28,6 +31,9 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     found = find(log) if found is None else found
     if other := not found and other_program(log):
         return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
+    if near := not found and nearest_to(log):
+        lines = [wrapped(_brief(address), "  ", "    ") for address in near]
+        return "\n\n".join([f"{UNKNOWN} {NEAREST}", "\n".join(lines), NEAREST_MORE, ASK])
     if not found:
         return f"{UNKNOWN}\n\n{ASK}" if signs(log) else HEALTHY
     first, *others = found
@@ -47,6 +53,20 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def nearest_to(text: str) -> list[str]:
+    """The addresses of what is nearest to what somebody says that they see; of a log, none."""
+    return asking.nearest(text) if asking.is_said(text) else []
+
+
+def _brief(address: str) -> str:
+    """A line for an entry or a section."""
+    page, _, anchor = address.removeprefix("notebooks/").partition("#")
+    if page.startswith("errors_") and (entry := catalogue().get(anchor)):
+        return f"{anchor}: {entry.title}. {without_links(entry.in_brief[0])}"
+    section = f"{page}#{anchor}".rstrip("#")
+    return (published(section) if address.startswith("notebooks/") else "") or section
+
+
 def _only_notices(log: str, found: list[Match]) -> bool:
     """Whether `found` are warnings, and the log has no sign of an error but in their lines."""
     patterns = [pattern for match in found for pattern in patterns_of(match.error.id)]
@@ -63,6 +83,8 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
     """
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
+    if near := not found and nearest_to(log):
+        more["nearest"] = near
     return json.dumps({"version": 1, **record, **more}, indent=1)
 
 

@@ -1,0 +1,57 @@
+"use strict";
+// nearest and is_said of src/torchclinic/errors/asking.py, with the words that errors.questions() gives.
+/** Whether a text is what somebody says, and no log. */
+function isSaid(text) {
+  text = text.trim();
+  const letters = text.match(/\p{L}/gu)?.length ?? 0;
+  const oneLine = text.length < 200 && !text.includes("\n");
+  const speaks = /\b(?:the|is|are|my|when|after|but|does|only|i)\b|[\u4e00-\u9fff]{4}/;
+  return text.length < 600 && letters > 0.7 * Math.max(1, text.replace(/\s/g, "").length) &&
+    (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|\w:\d/.test(text);
+}
+
+const nearest = ({ documents, others }) => {
+  const POOLED = 0.5, TOLD = 0.3;
+
+  function words(text) {
+    const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
+      if (word <= "\u4e00") return [word.replace(word.length > 4 ? /(?:ing|ed|es|e|y|(?<!s)s)$/ : /(?<!s)s$/, "")];
+      return word.length > 1 ? [...word.slice(1)].map((sign, at) => word[at] + sign) : [word];
+    });
+    return [...new Set(found)];
+  }
+
+  const apart = (text) => (text ? text.split(" ") : []);
+  const known = documents.map(([address, weight, asked, text]) => ({ address, weight, asked: asked.map(apart), text: apart(text) }));
+  const held = new Map();
+  for (const { asked, text } of known)
+    for (const word of new Set([...asked.flat(), ...text])) held.set(word, (held.get(word) ?? 0) + 1);
+  const rare = (word) => Math.log(1 + known.length / held.get(word));
+
+  /** The addresses of what answers a question best. */
+  function find(question, most = 3) {
+    const asked = words(question);
+    const weights = new Map(asked.filter((word) => held.has(word)).map((word) => [word, rare(word)]));
+    const sum = (all, weight = (word) => weights.get(word)) => all.reduce((sum, word) => sum + weight(word), 0);
+    const whole = sum([...weights.keys()]);
+    for (const [needed, also] of others)
+      if (needed.every((word) => asked.includes(word)))
+        for (const word of also) if (held.has(word) && !weights.has(word)) weights.set(word, rare(word) / 2);
+    const all = whole || sum([...weights.keys()]);
+    const scored = known.map(({ address, weight, asked, text }) => {
+      const pooled = new Set();
+      let best = 0;
+      for (const words of asked) {
+        const shared = words.filter((word) => weights.has(word));
+        for (const word of shared) pooled.add(word);
+        if (shared.length) best = Math.max(best, Math.min(1, sum(shared) / (whole || sum(shared))) * Math.sqrt(sum(shared) / sum(words, rare)));
+      }
+      const told = sum(text.filter((word) => weights.has(word) && !pooled.has(word)));
+      const more = POOLED * sum([...pooled]) + TOLD * told;
+      return { address, score: best || told ? +((best + more / all) * weight).toFixed(9) : 0 };
+    });
+    return scored.filter(({ score }) => score > 0).sort((a, b) => b.score - a.score).slice(0, most).map(({ address }) => address);
+  }
+
+  return { find };
+};

@@ -1,0 +1,115 @@
+"""From what people say that they see to the entries and sections that answer: the nearest question.
+
+``asked.tsv`` has what people ask, with the section that answers; ``also.tsv`` has as what a word
+stands in the book. Both are the search's.
+"""
+
+import math
+import re
+from collections import Counter
+from functools import cache
+from itertools import chain
+
+from torchclinic.errors.entries import CATALOGUE, catalogue, page
+from torchclinic.errors.terminal import without_links
+
+WORD = r"[a-z]+|\d+|[\u4e00-\u9fff]+"
+ENDING = r"(?:ing|ed|es|e|y|(?<!s)s)$"  # of a word with more than four letters, else only an s
+POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that the entry's text has
+MORE, LESS = 1.2, 0.9
+# What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
+SAYS, LINE, LETTERS = 600, 200, 0.7
+SPEAKS = r"\b(?:the|is|are|my|when|after|but|does|only|i)\b|[\u4e00-\u9fff]{4}"
+LOGGED = r"(?:^|\n)[\[{]|[|@]|\w:\d"
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, each once, without their endings; of Chinese, each two signs."""
+    found: dict[str, None] = {}
+    for word in re.findall(WORD, text.lower()):
+        if word > "\u4e00":
+            found |= dict.fromkeys(word[i : i + 2] for i in range(max(1, len(word) - 1)))
+        else:
+            found[re.sub(ENDING if len(word) > 4 else "(?<!s)s$", "", word)] = None
+    return list(found)
+
+
+def _telling(text: str) -> list[str]:
+    return [word for word in words(text) if word not in page("logs")["silent"]]
+
+
+def _rows(name: str) -> list[list[str]]:
+    lines = (CATALOGUE / f"{name}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split("\t") for line in lines if "\t" in line]
+
+
+@cache
+def documents() -> dict[str, tuple[list[list[str]], list[str]]]:
+    """By address: the words of each question that an entry or section answers, and of its text."""
+    asked: dict[str, list[list[str]]] = {}
+    for question, targets in _rows("asked"):
+        asked.setdefault(targets.split()[0], []).append(_telling(question))
+    texts = {}
+    for entry in catalogue().values():
+        address = f"notebooks/{entry.page}#{entry.id}"
+        names = (entry.title, entry.message, without_links(entry.in_brief[0]))
+        asked.setdefault(address, []).extend(map(_telling, names))
+        texts[address] = _telling(without_links(f"{entry.cause} {entry.fix}"))
+    for address, questions in asked.items():
+        questions.append(_telling(re.split("[#/]", address)[-1]))
+    return {address: (asked[address], texts.get(address, [])) for address in asked}
+
+
+@cache
+def others() -> list[tuple[list[str], list[str]]]:
+    """What stands in the book for words of a question."""
+    return [(words(word), _telling(also)) for word, also in _rows("also")]
+
+
+def nearest(question: str, most: int = 3) -> list[str]:
+    """The addresses of what answers a question best: of its questions one is nearest to it."""
+    rare = rarity()
+    asked = words(question)
+    weights = {word: rare[word] for word in asked if word in rare}
+    whole = sum(weights.values())
+    for needed, also in others():
+        if all(word in asked for word in needed):
+            weights = {word: rare[word] / 2 for word in also if word in rare} | weights
+    scores = {}
+    for address, (questions, text) in documents().items():
+        best, pooled = 0.0, set()
+        for words_of in questions:
+            if shared := [word for word in words_of if word in weights]:
+                pooled.update(shared)
+                weight = sum(weights[word] for word in shared)
+                size = sum(rare[word] for word in words_of)
+                best = max(best, min(1, weight / (whole or weight)) * math.sqrt(weight / size))
+        told = sum(weights[word] for word in text if word in weights and word not in pooled)
+        more = POOLED * sum(weights[word] for word in sorted(pooled)) + TOLD * told
+        if best or told:
+            score = best + more / (whole or sum(weights.values()))
+            scores[address] = round(score * weight_of(address), 9)
+    return sorted(scores, key=lambda address: -scores[address])[:most]
+
+
+def weight_of(address: str) -> float:
+    """Who says what they see has no message: an entry that has none counts more, others less."""
+    entry = catalogue().get(address.rpartition("#")[2])
+    return 1 if not entry or "errors_" not in address else MORE if entry.kind == "silent" else LESS
+
+
+@cache
+def rarity() -> dict[str, float]:
+    """How much a word tells: one that few documents have tells most."""
+    held = Counter(word for asked, text in documents().values() for word in {*chain(*asked), *text})
+    return {word: math.log(1 + len(documents()) / count) for word, count in held.items()}
+
+
+def is_said(text: str) -> bool:
+    """Whether a text is what somebody says, and no log."""
+    text = text.strip()
+    letters = len(re.findall(r"[^\W\d_]", text))
+    share = letters / max(1, len(re.sub(r"\s", "", text)))
+    one_line = len(text) < LINE and "\n" not in text
+    speaks = one_line or bool(re.search(SPEAKS, text.lower(), re.ASCII))
+    return speaks and len(text) < SAYS and share > LETTERS and not re.search(LOGGED, text, re.ASCII)
