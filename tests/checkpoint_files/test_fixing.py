@@ -373,3 +373,32 @@ def test_a_name_that_is_not_utf8_is_a_name(name, tmp_path):
     for target in ("y\udcff.pt", "y\udcff.safetensors"):
         fix_checkpoint(tmp_path / name, tmp_path / target)
         assert torch.equal(inspect_checkpoint(tmp_path / target).keys["w"], state["w"])
+
+
+class Versioned(nn.Linear):
+    """As torchvision's MNASNet, it loads no state dict that does not say which version it is."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, local_metadata, *rest):
+        assert local_metadata["version"] == 2
+        super()._load_from_state_dict(state, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize("around", [nn.Sequential, DataParallel])
+def test_the_versions_of_modules_are_kept_where_they_matter(around, tmp_path):
+    fix_checkpoint(saved(tmp_path, around(Versioned(2, 1)).state_dict()), tmp_path / "y.pt")
+    model = Versioned(2, 1) if around is DataParallel else nn.Sequential(Versioned(2, 1))
+    model.load_state_dict(torch.load(tmp_path / "y.pt"))
+    fix_checkpoint(saved(tmp_path, nn.BatchNorm1d(2).state_dict()), tmp_path / "z.pt")
+    assert type(torch.load(tmp_path / "z.pt")) is dict
+
+
+def test_both_formats_get_the_mode_that_new_files_have(tmp_path):
+    old = os.umask(0o022)
+    try:
+        for name in ("y.pt", "y.safetensors"):
+            fix_checkpoint(plain(tmp_path), tmp_path / name)
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(old)

@@ -56,7 +56,7 @@ DOWN, UP = (F32, (4, 8)), (F32, (8, 4))
 ADAPTERS = {
     "PeftModel": {"base_model__model__q__lora_A__weight": DOWN,
                   "base_model__model__q__lora_B__weight": UP},
-    "with the adapter_config": {"base_model__model__e__lora_embedding_A": DOWN,
+    "with adapter_config": {"base_model__model__e__lora_embedding_A": DOWN,
                                 "base_model__model__e__lora_embedding_B": UP},
     "fuse_lora": {"unet__mid__to_q__lora_A__weight": DOWN, "unet__mid__to_q__lora_B__weight": UP},
     "pipe.": {"unet__mid__processor__to_q_lora__down__weight": DOWN,

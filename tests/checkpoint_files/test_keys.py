@@ -61,3 +61,13 @@ def test_model_is_lightnings_prefix_in_a_lightning_file_alone():
     unknown = "a model with this one as a part"  # Hugging Face's causal language models, say
     assert wrapper_of("model.", ["epoch"]) == unknown
     assert wrapper_of("_orig_mod.model.") == f"torch.compile over {unknown}"
+
+
+def test_nested_wrappers_are_taken_off_in_full_and_a_part_called_module_is_not():
+    for key, name in {
+        "_orig_mod.module._orig_mod.module.x": "x",
+        "module._fsdp_wrapped_module.module.fc.x": "fc.x",
+        "_forward_module.module.module.x": "module.x",
+        "module.module.x": "module.x",
+    }.items():
+        assert clean_names("x.pt", [key, f"{key}y"]) == {key: name, f"{key}y": f"{name}y"}

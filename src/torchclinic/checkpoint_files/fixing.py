@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -15,7 +15,13 @@ from torch.utils.serialization import config
 
 from torchclinic.checkpoint_files import weights
 from torchclinic.checkpoint_files.foreign import what_it_is
-from torchclinic.checkpoint_files.keys import COUNTER, clean_names, prefix_notes, removed_prefixes
+from torchclinic.checkpoint_files.keys import (
+    COUNTER,
+    clean_names,
+    prefix_notes,
+    removed_prefixes,
+    renamed_versions,
+)
 from torchclinic.checkpoint_files.loading import match_model, misfit
 from torchclinic.checkpoint_files.pickles import storage_id
 from torchclinic.checkpoint_files.reading import (
@@ -61,7 +67,8 @@ def fix_checkpoint(
         Whose keys the file gets: prefixes come and go as it needs, other keys are left out. It is
         an error if a key of the model is missing or has another shape.
     key : str, optional
-        Under which dotted key the state dict is, if there are several.
+        Under which dotted key the state dict is, if there are several; or what the keys of one
+        of several models begin with, such as ``teacher``.
     dtype : torch.dtype, optional
         To which all floating-point tensors are converted; integers, booleans and what is in
         extra state stay.
@@ -131,7 +138,9 @@ def fix_checkpoint(
     )
     done.converted = _convert(checkpoint.path, values, dtype) if dtype else {}
     done.not_finite = weights.not_finite(weights.tensors_in(values))
-    _write(checkpoint, values, target)
+    versions = getattr(state, "_metadata", None) or {}
+    versions = renamed_versions(versions, {old: new for new, old in names.items()})
+    _write(checkpoint, values, target, versions)
     done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
     return done
 
@@ -189,12 +198,16 @@ def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) ->
     }  # fmt: skip
 
 
-def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> None:
+def _write(
+    checkpoint: Checkpoint, values: Mapping[str, Any], target: Path, versions: dict[str, dict]
+) -> None:
     """Write all of the file, or leave what was there."""
-    write = _write_safetensors if target.suffix == ".safetensors" else _write_torch
     try:
         with atomic_file(target) as temporary:
-            write(values, temporary)
+            if target.suffix == ".safetensors":
+                _write_safetensors(values, temporary)
+            else:
+                _write_torch(values, temporary, versions)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error} Write a .pt file.") from None
     except Exception as error:  # of the disk, of torch, of safetensors
@@ -205,7 +218,8 @@ def _write(checkpoint: Checkpoint, values: Mapping[str, Any], target: Path) -> N
         ) from error
 
 
-def _write_torch(values: Mapping[str, Any], path: Path) -> None:
+def _write_torch(values: Mapping[str, Any], path: Path, versions: dict[str, dict]) -> None:
+    """A plain dict; with notes on the modules' versions, if some have more than batch norm's."""
     tensors = weights.tensors_in(values)
     written = {id(tensor): tensor for tensor in tensors.values()}
     for names in weights.ties({name: tensors[name] for name in weights.oversized(tensors)}):
@@ -213,7 +227,12 @@ def _write_torch(values: Mapping[str, Any], path: Path) -> None:
     # torch's own writer takes small steps: with large ones the whole takes half the time.
     # pyrefly: ignore[missing-attribute] - torch adds it to the module when it runs
     with open(path, "wb", buffering=1 << 24) as file, config.patch("save.compute_crc32", True):
-        torch.save(deepcopy(dict(values), written), file)  # of tensors, no copies but those
+        state = deepcopy(dict(values), written)  # of tensors, no copies but those
+        norms = {f"{key}." for key, note in versions.items() if note.get("version", 1) != 1}
+        if any(f"{norm}num_batches_tracked".removeprefix(".") not in values for norm in norms):
+            state = OrderedDict(state)
+            state.__dict__["_metadata"] = versions
+        torch.save(state, file)
 
 
 def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:

@@ -6,7 +6,8 @@ if it held weights would ruin it, without an error.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,13 @@ CLASSES = {
 # matrices whose product is to be added to its weight.
 DOWN = re.compile(r"(.+?)[._]lora(?:_A|_down|\.down|_a|_embedding_A)(?:\.\w+){0,2}")
 BESIDE = re.compile(r"[._]lora_|[._]lora\.(up|down)|[._](alpha|dora_scale|bias)$")
-PEFT = "PeftModel.from_pretrained(model, {folder!r}).merge_and_unload().state_dict()"
-DIFFUSERS = "pipe.load_lora_weights({path!r}); pipe.fuse_lora()"
+MERGES = {  # by how the first key begins
+    r"base_model\.": "PeftModel.from_pretrained(model, {folder!r}).merge_and_unload(), with "
+    "adapter_config.json beside the file",
+    r"unet\.|transformer\.|text_encoder|lora_|.+lora[._]down": "pipe.load_lora_weights({path!r}); "
+    "pipe.fuse_lora()",
+    "": "by the program that wrote the file",
+}
 # Slices of tensors: Megatron's, and DeepSpeed's of a parallel model.
 SLICE = re.compile(r"mp_rank_(\d\d)")
 MEGATRON = (
@@ -96,8 +102,8 @@ def what_it_is(state: Mapping[Any, Any], path: Path) -> str:
 def filled(way_out: str, path: Path) -> str:
     """The way out with the names of this file, and of its folder."""
     home = path if path.is_dir() else path.parent
-    run = home.parent if STEP.fullmatch(home.name) else home
-    run = home.parent.parent if SLICE.match(home.name) else run
+    above = 1 if STEP.fullmatch(home.name) else 2 if SLICE.match(home.name) else 0
+    run = [home, *home.parents][min(above, len(home.parents))]
     names = {"run": path_word(run), "tag": path_word(home.name), "folder": str(home)}
     return way_out.format(path=str(path), **names)
 
@@ -117,33 +123,31 @@ def _packed(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
 
 def _adapter(shapes: Mapping[str, tuple], path: Path) -> tuple[str, str] | None:
     down = {key: found[1] for key in shapes if (found := DOWN.fullmatch(key))}
-    heads = {key: [key[: dot.start()] for dot in re.finditer(r"[._]", key)] for key in shapes}
-    layers = {*down.values()}
-    inside = [key for key, above in heads.items() if not layers.isdisjoint(above)]
     config = path.parent / "adapter_config.json"
     of_peft = path.name.startswith("adapter_model") and config.is_file()
-    if not of_peft and (not down or not all(map(BESIDE.search, inside))):
+    if not of_peft and (not down or not _are_alone({*down.values()}, shapes)):
         return None  # a layer's own weight is there, too: a whole model
     ranks = sorted({min(shapes[key], default=0) for key in down})
-    rank = f" of rank {' and '.join(map(str, ranks))} for {len(layers)} layers" if ranks else ""
-    way_out = DIFFUSERS
-    if of_peft or any(key.startswith("base_model.") for key in down):
-        way_out = PEFT if of_peft else f"{PEFT}, with the adapter_config.json that belongs to it"
-    elif any(re.search(r"lora_(a|A)(\.default)?(\.weight)?$", key) for key in down) and not any(
-        key.startswith(("unet.", "transformer.", "text_encoder")) for key in down
-    ):
-        way_out = "by the program that wrote the file"
-    what = f"an adapter{rank}, to be added to the weights of {_base_of(config)}"
+    rank = f" of rank {' and '.join(map(str, ranks))} for {len({*down.values()})} layers"
+    what = f"an adapter{rank if ranks else ''}, to be added to the weights of {_base_of(config)}"
+    first = "base_model." if of_peft else next(iter(down))
+    way_out = next(way for begin, way in MERGES.items() if re.match(begin, first))
     return what, f"Load that model, then merge: {way_out}"
+
+
+def _are_alone(layers: set[str], keys: Iterable[str]) -> bool:
+    """Whether all that is under the names of these layers is an adapter's."""
+    heads = ((key, key[: dot.start()]) for key in keys for dot in re.finditer(r"[._]", key))
+    return all(BESIDE.search(key) for key, head in heads if head in layers)
 
 
 def _base_of(config: Path) -> str:
     """Whose adapter it is, as PEFT notes it."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         name = json.loads(config.read_bytes()[:1_000_000])["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a model that is not named here"
-    return f"{name!r:.100}" if isinstance(name, str) and name else "a model that is not named here"
+        if name and isinstance(name, str):
+            return f"{name!r:.100}"
+    return "a model that is not named here"
 
 
 def _placeholders(shapes: Mapping[str, tuple]) -> tuple[str, str] | None:

@@ -31,6 +31,8 @@ def load_into(
 ) -> Report:
     """Load weights by name, whatever wraps the model here or wrapped it when it was saved.
 
+    PyTorch has the last word: the keys, renamed, go to the model's ``load_state_dict``.
+
     Parameters
     ----------
     model : Module
@@ -42,7 +44,8 @@ def load_into(
         Whether every key must find its partner, in the right shape. If not, those that do are
         loaded; if none does, it is an error all the same.
     key : str, optional
-        Under which dotted key of the source the state dict is, if there are several.
+        Under which dotted key of the source the state dict is, if there are several; or what the
+        keys of one of several models begin with, such as ``teacher``.
 
     Returns
     -------

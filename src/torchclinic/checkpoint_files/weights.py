@@ -128,10 +128,12 @@ def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
     first = {drop_segments(key): v for key, v in weights.items() if "_forward_module." in key}
 
     def is_second(key: str, value: Any) -> bool:
-        pair = value, first.get(key.replace("_original_module.", ""))
-        if "_original_module." not in key or not all(isinstance(v, Tensor) for v in pair):
-            return False
-        return len({(storage_id(v), v.storage_offset(), v.shape) for v in pair}) == 1
+        other = first.get(key.replace("_original_module.", ""))
+        pair = [t for t in (value, other) if isinstance(t, Tensor) and "_original_module." in key]
+        return (
+            len(pair) == 2
+            and len({(storage_id(t), t.storage_offset(), t.shape) for t in pair}) == 1
+        )
 
     if not any(is_second(*item) for item in weights.items()):
         return weights  # with its notes
