@@ -93,7 +93,7 @@ if __name__ == "__main__":
             case = maker(place)
             own = case.run(case.own(), case.x)
             gap = float((own - case.want).abs().max())
-            torch.save({"x": case.x, "logits": case.want}, place / "truth.pt")
+            torch.save({"x": case.x, "logits": case.want}, f"{place}.truth.pt")
             rest = case.path.relative_to(to), case.options, case.way or "loads", f"gap {gap:.1e}"
             print(f"{program} {version(program)}", *rest, sep=" | ", flush=True)
         except Exception as error:

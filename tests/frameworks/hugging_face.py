@@ -143,7 +143,7 @@ def of_unet(path, model, own, **more):
 
 
 @made_by("diffusers/unet")
-@made_by("diffusers/unet_shards", max_shard_size="100KB")
+@made_by("diffusers/unet_shards", max_shard_size="50KB")
 def one_unet(folder, **size):
     (model := unet()).save_pretrained(folder, **size)
     return of_unet(folder, model, lambda: type(model).from_pretrained(folder))

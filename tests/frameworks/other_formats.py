@@ -55,7 +55,8 @@ def onnx_file(folder):
 def torchscript(folder):
     model, path = net(), folder / "model.pt"
     torch.jit.script(model).save(path)
-    return of_net(path, model, lambda: torch.jit.load(path).state_dict(), names="TorchScript")
+    words = {"way": "torch.jit.load", "names": "TorchScript"}
+    return of_net(path, model, lambda: torch.jit.load(path).state_dict(), **words)
 
 
 @made_by("torch/exported_program")

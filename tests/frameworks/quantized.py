@@ -6,11 +6,23 @@ import torch
 from cases import Case, X, logits, made_by, net
 from hugging_face import language, llama
 
+from torchclinic.checkpoint_files import load_into
+
 
 def loaded(path, **more):
     from transformers import LlamaForCausalLM
 
     return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32, **more)
+
+
+def unpacked(path, **more):
+    """The model again, with the plain weights that transformers saves of it."""
+    model = loaded(path, **more)
+    if not more:
+        model = model.dequantize()
+    model.save_pretrained(f"{path}.whole")
+    load_into(fresh := llama(7), f"{path}.whole")
+    return fresh
 
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -28,7 +40,7 @@ def bits_and_bytes(folder, file="", **choice):
     if file:
         torch.save(model.state_dict(), folder / file)
     way = {"way": "from_pretrained", "names": "bitsandbytes"}
-    return language(folder / (file or "after"), model, own=lambda: loaded(after), **way)
+    return language(folder / (file or "after"), model, own=lambda: unpacked(after), **way)
 
 
 @made_by("torchao/int8_weight_only", config="Int8WeightOnlyConfig")
@@ -76,7 +88,7 @@ def compressed(folder, form, top, weights):
     compressor.update_config(folder)
 
     def own():
-        return loaded(folder, quantization_config=CompressedTensorsConfig(run_compressed=False))
+        return unpacked(folder, quantization_config=CompressedTensorsConfig(run_compressed=False))
 
     way = {"way": "from_pretrained", "names": "compressed-tensors"}
     case = language(folder, llama(), own=own, **way)
@@ -141,4 +153,10 @@ def written(folder, pack, config, names):
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     model.config.quantization_config = config
     model.config.save_pretrained(folder)
-    return language(folder, model, own=lambda: model, way="from_pretrained", names=names)
+    own, way = lambda: model, "program that wrote it"
+    if names == "float8":
+        from transformers import FineGrainedFP8Config
+
+        plain = FineGrainedFP8Config(dequantize=True)
+        own, way = lambda: unpacked(folder, quantization_config=plain), "from_pretrained"
+    return language(folder, model, own=own, way=way, names=names)

@@ -10,6 +10,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from cases import Case, X, logits, made_by, net
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from torchclinic.checkpoint_files import load_into
 
 
 def on_ranks(saves, folder):
@@ -67,9 +70,10 @@ def save_by_deepspeed(stage, folder):
 
 
 def by_zero_to_fp32(folder):
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
 
-    return get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    convert_zero_checkpoint_to_fp32_state_dict(str(folder), f"{folder}.whole", tag="global_step1")
+    return torch.load(f"{folder}.whole/pytorch_model.bin")
 
 
 OPTIMIZER_FILE = "global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -84,7 +88,7 @@ OPTIMIZER_FILE = "global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt"
 @made_by("deepspeed/zero3_model_file", stage=3, part=OPTIMIZER_FILE.replace("optim", "model"))
 def zero(folder, stage, part=""):
     state = on_ranks(partial(save_by_deepspeed, stage), folder)
-    words = {"way": "zero_to_fp32.py", "names": "ZeRO"} if stage > 1 else {}
+    words = {"way": "zero_to_fp32", "names": "ZeRO"} if stage > 1 else {}
     return case(folder / part, state, lambda: by_zero_to_fp32(folder), **words)
 
 
@@ -166,24 +170,21 @@ def save_compiled(folder):
     return whole(model.state_dict())
 
 
-def from_dcp(folder, wrapper=""):
-    """What torch's own converter makes of the folder."""
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    dcp_to_torch_save(folder, f"{folder}.converted.pt")
-    state = torch.load(f"{folder}.converted.pt", weights_only=False)
-    state = state.get("model", state)
-    return {k.removeprefix(wrapper): state[k] for k in state if k.removeprefix(wrapper) in NAMES}
+def from_dcp(folder):
+    """From the one file that torch's own converter makes of the folder."""
+    dcp_to_torch_save(folder, f"{folder}.whole.pt")
+    load_into(fresh := net(7), f"{folder}.whole.pt")
+    return fresh.state_dict()
 
 
-NAMES = net().state_dict().keys()
+CONVERT = {"way": "dcp_to_torch", "names": "torch.distributed.checkpoint"}
 
 
 @made_by("torch/dcp_training", save=save_training)
-@made_by("torch/dcp_compiled", save=save_compiled, wrapper="module._orig_mod.")
-def dcp_folder(folder, save, wrapper=""):
+@made_by("torch/dcp_compiled", save=save_compiled)
+def dcp_folder(folder, save):
     path = folder / "saved"
-    return case(path, on_ranks(save, path), lambda: from_dcp(path, wrapper))
+    return case(path, on_ranks(save, path), lambda: from_dcp(path), **CONVERT)
 
 
 def read_fsdp2(folder):
@@ -228,7 +229,7 @@ def save_by_titan(folder):
 @made_by("torchtitan/step_folder")
 def titan_folder(folder):
     state, path = on_ranks(save_by_titan, folder), folder / "step-1"
-    return case(path, state, lambda: from_dcp(path))
+    return case(path, state, lambda: from_dcp(path), **CONVERT)
 
 
 # --- Megatron -------------------------------------------------------------------------------------

@@ -46,6 +46,14 @@ def fixed_for(case, out):
     return model
 
 
+def told(path):
+    """What `inspect` says of it, also if it opens no more than its beginning."""
+    try:
+        return repr(inspect_checkpoint(path))
+    except CheckpointError as error:
+        return str(error)
+
+
 @pytest.fixture
 def case(title, tmp_path):
     program = title.split("/")[0]
@@ -65,7 +73,7 @@ def test_a_frameworks_file_is_loaded_right_or_refused_with_the_way_out(case, tmp
         torch.testing.assert_close(case.run(model, case.x), case.want, rtol=1e-3, atol=1e-4)
 
     right(case.own())  # what a refusal names leads here
-    assert case.names.lower() in repr(inspect_checkpoint(case.path)).lower()
+    assert case.names.lower() in told(case.path).lower()
     for way in (loaded, fixed, fixed_for):
         refusal, model = "", None
         try:

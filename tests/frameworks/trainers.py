@@ -192,7 +192,7 @@ def ema_pytorch(folder):
         nn.init.normal_(model.head.weight)
         ema.update()
     torch.save(ema.state_dict(), folder / "ema.pt")
-    choice = {"options": {"prefix": "ema_model."}, "names": "ema_model."}
+    choice = {"options": {"key": "ema_model"}, "names": "ema_model."}
     return of_net(folder / "ema.pt", ema.ema_model, "", "ema_model.", **choice)
 
 
@@ -201,6 +201,6 @@ def teacher(folder):
     """Two models of one shape in one flat file, as self-distillation saves them."""
     student, whole = net(1), nn.ModuleDict({"student": net(1), "teacher": net(2)})
     torch.save(whole.state_dict(), folder / "both.pt")
-    choice = {"options": {"prefix": "teacher."}, "names": "teacher."}
+    choice = {"options": {"key": "teacher"}, "names": "teacher."}
     assert not torch.equal(logits(student, X), logits(whole["teacher"], X))
     return of_net(folder / "both.pt", whole["teacher"], "", "teacher.", **choice)
