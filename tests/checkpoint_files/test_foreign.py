@@ -224,6 +224,33 @@ def test_a_module_that_has_them_all_takes_packed_weights_and_their_scales(tmp_pa
         fix_checkpoint(path, tmp_path / "z.pt", model=model, dtype=torch.float32)
 
 
+class Packed(nn.Module):
+    """As bitsandbytes' layers: it loads the scales, which it does not have until then."""
+
+    scales = None
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(4, 4).to(torch.int8))
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.scales = state.pop(f"{prefix}SCB")
+        state.pop(f"{prefix}weight_format")
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def test_a_layer_that_knows_packed_weights_takes_them(tmp_path):
+    path = tensors(tmp_path, **QUANTIZED["bitsandbytes, 8"])
+    model = nn.ModuleDict({"q": Packed(), "norm": nn.LayerNorm(2, bias=False)})
+    load_into(model, path)
+    assert not model["q"].weight.any()
+    assert model["q"].scales is not None
+    model = nn.ModuleDict({"q": Packed(), "other": nn.LayerNorm(2, bias=False)})
+    with pytest.raises(CheckpointError, match="bitsandbytes, 8 bits"):
+        load_into(model, path)
+    assert model["q"].weight.all()
+
+
 def save_rows(folder):
     torch.manual_seed(7)
     model = nn.Linear(4, 3)

@@ -95,14 +95,21 @@ def load_into(
             "full_state_dict=True)) loads whole weights into it."
         )
     found = match_model(where, values, plain)
-    if found.problems() and (what := what_it_is(state, checkpoint.path if checkpoint else Path())):
+    what = what_it_is(state, checkpoint.path if checkpoint else Path())
+    may_know = strict and any(map(_runs_code, plain.modules()))  # as bitsandbytes' layers do
+    if what and found.problems() and not may_know:
         raise CheckpointError(f"{where}: {what}")
     if found.problems() and (strict or not found.names) and not any(map(_judges, plain.modules())):
         raise misfit(where, plain, found, FITS)
     if checkpoint:
         checkpoint.verify(tensors_in(values).items())
     versions = getattr(state, "_metadata", None)
-    made = counted(_load(where, values, found, strict, plain, ours, versions))
+    try:
+        made = counted(_load(where, values, found, strict, plain, ours, versions))
+    except CheckpointError as error:
+        if what:
+            raise CheckpointError(f"{where}: {what}") from error
+        raise
     pairs = [(values[old], ours.get(k)) for k, old in found.names.items()]
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
     kinds = Counter(f"{a.dtype} to {b.dtype}" for a, b in both if a.dtype != b.dtype)
