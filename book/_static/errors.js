@@ -86,14 +86,20 @@
       make("p", "match-more", more));
   }
 
-  function showFound({ matches, notice }) {
+  /** The first error, if no entry knows it, before what follows from it. */
+  function root(unknown) {
+    if (!unknown) return [];
+    return [make("p", "", phrase(unknown.program ? "unknown-at" : "unknown", unknown)), make("p", "log-line", make("code", "", unknown.text))];
+  }
+
+  function showFound({ matches, notice, unknown }) {
     const items = matches.map((match, place) => answer(match, reasons(match, place, matches)));
-    found.replaceChildren(make("ol", "matches", ...items));
+    found.replaceChildren(...root(unknown), make("ol", "matches", ...items));
     if (notice) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
-  function showNone(text, { program, isError }) {
+  function showNone(text, { program, isError, unknown }) {
     const isShort = text.length < SHORT && !text.trim().includes("\n");
     const said = !program && isSaid(text);
     if (!program && !isError && !isShort && !said) {
@@ -105,7 +111,7 @@
     }
     const search = make("a", "", phrase("search", { text }));
     search.href = `../search.html?q=${isShort ? inAddress(text) : ""}`;
-    found.replaceChildren(...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
+    found.replaceChildren(...root(!program && unknown), ...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
     if (said) nearestHits(text).then((hits) => text === answered && found.prepend(hits), () => {});
     return phrase(program ? "other" : isError ? "none" : "short", { program });
   }

@@ -37,6 +37,14 @@ const finding = (rules) => {
     return log.slice(1, -1).replace(COLOUR, "");
   }
 
+  /** A line without its prefix. */
+  function unprefixed(line) {
+    const text = plainly(line);
+    PREFIX.lastIndex = 0;
+    PREFIX.test(text);
+    return text.slice(PREFIX.lastIndex);
+  }
+
   const hash = (four) => Math.imul(four, 0x9e3779b1) >>> 12;
 
   /** Whether a text with these `fours` may hold `piece`; to search it for all would take long. */
@@ -153,10 +161,7 @@ const finding = (rules) => {
   function ownLines(lines, number, this_) {
     const from = Math.max(0, number - AROUND);
     const texts = lines.slice(from, number + AROUND).map((line, at) => {
-      const text = plainly(from + at === number ? this_ : line.slice(0, LONG));
-      PREFIX.lastIndex = 0;
-      PREFIX.test(text);
-      return text.slice(PREFIX.lastIndex).replace(/[^!-~]+/g, " ").trim();
+      return unprefixed(from + at === number ? this_ : line.slice(0, LONG)).replace(/[^!-~]+/g, " ").trim();
     });
     const isApart = (text) => /^(?:File '|Traceback|$)/.test(text);
     const upward = texts.slice(0, number - from + 1).reverse();
@@ -197,13 +202,45 @@ const finding = (rules) => {
     return ours.length ? ours : chosen(([words]) => named(words, code, NAME));
   }
 
+  // --- what no entry knows: as roots.py ---
+
+  const isError = ({ kind }) => rules.kinds[kind] === 0;
+
+  function firstFailure(lines) {
+    const failure = new RegExp(`^(?:${rules.failure})`);
+    let tried = 0;
+    for (const [number, line] of lines.entries()) {
+      if (!line.includes("Error") && !line.includes("Exception")) continue;
+      const text = unprefixed(line.slice(0, 600)).trim();
+      if (!failure.test(text)) continue;
+      if (!find(text).some(({ kind }) => kind === "follows") && !new RegExp(rules.gone).test(text)) return [number, text];
+      if (++tried > 50) return null;
+    }
+    return null;
+  }
+
+  /** The first error, if no entry knows it and a traceback leads to it: its line, its text, and where in the program it was. */
+  function unknownRoot(lines, found) {
+    const [number, text] = firstFailure(lines) ?? [];
+    if (number === undefined) return null;
+    let program = null;
+    for (let at = number - 1; at >= Math.max(0, number - 100) && !program; at--) {
+      const [frame, file, cell, line] = lines[at].slice(0, 600).replace(COLOUR, "").match(rules.frame) ?? [];
+      if (frame) program = new RegExp(rules.others_files).test(frame) ? "" : `${file ?? cell}, line ${line}`;
+      else if (lines[at].includes("Traceback (most recent")) break;
+    }
+    const message = lines.slice(Math.max(0, number - 2), number + 5).join("\n");
+    const known = message.includes("above exception") ? found : find(message);
+    return program === null || known.some(isError) ? null : { line: number + 1, text, program };
+  }
+
   /** All that a page says of a log: what it holds, with the lines to show, and which cases it is about;
    *  if it has no entry, the other program and whether there is a sign of an error. */
   function read(log) {
     const squeezed = squeeze(log);
     const found = find(log, squeezed);
-    if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0 };
-    const lines = log.split("\n"), known = {};
+    const lines = log.split("\n"), known = {}, unknown = unknownRoot(lines, found);
+    if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0, unknown };
     const show = ([line, { words, at }]) => ({ line, ...shown((known[line] ??= partOf(lines[line - 1]))(at), words) });
     return {
       matches: found.map(({ words, ...match }) => {
@@ -212,6 +249,7 @@ const finding = (rules) => {
         return { ...match, cases, lines: [...words].slice(0, MOST_LINES).map(show) };
       }),
       notice: onlyNotices(log, found),
+      unknown,
     };
   }
 

@@ -20,25 +20,22 @@ from typing import Any
 from torchclinic import UserError, errors, printable
 from torchclinic.errors.entries import KINDS
 from torchclinic.errors.finding import GAP, NEAR, places_by_entry
+from torchclinic.errors.roots import first_failure, program_line
 from torchclinic.errors.squeezing import (
-    PREFIX,
     RANK_OF_FAILURE,
     TASK,
-    excerpt,
     rank_of,
     signs,
     squeeze,
     without_colours,
 )
-from torchclinic.process_group import PEER_IS_GONE
 
 MOST = 24_000_000  # about so many characters of all logs are held
 PART = 2**17  # of which so many are looked at together
 SPAN = 10 * GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
-# The last line of a traceback; and a time of glog, loggers and the like, by its parts.
-FAILURE = re.compile(rf"(?am)^{PREFIX}([\w.]{{0,200}}(?:Error|Exception)(?::.{{1,300}}|$))")
+# A time of glog, loggers and the like, by its parts.
 TIME = re.compile(r"(?:(\d{4})-?)?(\d\d)-?(\d\d)[ T_](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
 
 
@@ -182,8 +179,10 @@ def first_to_fail(texts: dict[str, str]) -> dict[str, str]:
         times = {name: os.stat(0 if name == "-" else name).st_mtime for name in failures}
         evidence = "by the times of the files"
     name = min(failures, key=lambda name: times.get(name, ()))
-    rank, text = failures[name][1] or _whose(name), failures[name][2]
+    _, rank, text, where = failures[name]
+    rank = rank or _whose(name)
     says = f"{rank.capitalize() or 'One'} failed first, {evidence}, in {printable(name)}: {text}"
+    says += f" ({printable(where)})" * bool(where)
     return {"rank": rank, "file": name, "text": text, "says": says}
 
 
@@ -219,16 +218,17 @@ def _named_first(log: str) -> dict[str, str]:
     return {}
 
 
-def _failure(log: str) -> tuple[tuple, str, str] | None:
-    """Time, rank and text of a log's first error that does not follow from another rank's."""
-    log = without_colours(log)
-    for line in islice(FAILURE.finditer(log), 50):  # which may all follow
-        follows = any(match.error.kind == "follows" for match in errors.find(line[1]))
-        if not follows and not PEER_IS_GONE.search(line[1]):
-            near = "\n".join(log[: line.end()].rsplit("\n", NEAR)[-NEAR:])
-            time = next(iter(TIME.findall(near)[-1:]), ())
-            return time, rank_of([line[0]], 0), excerpt(line[1], 0)
-    return None
+def _failure(log: str) -> tuple[tuple, str, str, str] | None:
+    """Time, rank and text of a log's first error that does not follow from another rank's, and
+    where in the program it came up.
+    """
+    lines = log.split("\n")
+    if not (first := first_failure(lines)):
+        return None
+    number, text = first
+    near = without_colours("\n".join(lines[max(0, number - NEAR + 1) : number + 1]))
+    time = next(iter(TIME.findall(near)[-1:]), ())
+    return time, rank_of([lines[number]], 0), text, program_line(lines, number) or ""
 
 
 def _whose(name: str) -> str:

@@ -226,6 +226,34 @@ def test_a_question_in_the_list_is_answered_by_its_section():
     assert sum(right) / len(right) > 0.95
 
 
+ROOT = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    x = batch["k"]
+  File "/usr/lib/python3.11/site-packages/x/y.py", line 77, in get
+KeyError: 'k'
+"""
+
+
+def test_the_first_error_that_no_entry_knows_is_quoted_before_its_echo_with_the_programs_line(
+    explain,
+):
+    said = "No entry knows the first error, in line 5, at /home/me/train.py, line 9: KeyError: 'k'"
+    log = f"{ROOT}\nfailed (exitcode: 1) local_rank: 0 (pid: 1)"
+    _, out, _ = explain(given=log.encode())
+    assert out.startswith(said)
+    assert "\n\nchild-failed: " in out
+    told = json.loads(explain("--json", given=log.encode())[1])["unknown"]
+    assert told == {"line": 5, "text": "KeyError: 'k'", "program": "/home/me/train.py, line 9"}
+    assert said in explain(given=ROOT.encode())[1]
+    # The first attempt's, before a later one's that is known; not what was handled on the way.
+    _, out, _ = explain(given=f"{ROOT}{'restarting' + chr(10) * 9}{LOG}".encode())
+    assert out.startswith("In your log")
+    assert f"Also in your log:\n  {said[:50]}" in out
+    handled = "\nDuring handling of the above exception, another exception occurred:\n"
+    for log in (ROOT + handled + LOG, LOG + ROOT, LOG, ROOT.splitlines()[-1]):
+        assert "No entry knows" not in explain(given=log.encode())[1], log
+
+
 def test_with_json_the_same_answer_has_a_form_for_programs(explain):
     def told(*arguments, **given):
         with published("Documentation, https://a.example/book/"):
@@ -253,7 +281,8 @@ def test_with_json_the_same_answer_has_a_form_for_programs(explain):
 
 
 GONE = "RuntimeError: [../gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1"
-TIMED = "2026-11-22 05:20:{} INFO step 7\nTraceback (most recent call last):\nKeyError: 'image'\n"
+TIMED = "2026-11-22 05:20:{} INFO step 7\nTraceback (most recent call last):\n"
+TIMED += "  File \"a.py\", line 7, in <module>\nKeyError: 'image'\n"
 OLD, NEW, OWN = (f"logs/run/attempt_{at}/stderr.log" for at in ("2/0", "10/0", "10/1"))
 
 
@@ -286,6 +315,7 @@ def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, 
         told = json.loads(explain("--json", *what)[1])
         assert explain(*what)[1].startswith(says)
         assert told["first_to_fail"]["file"] == [*texts][-1]
+        assert ("(a.py, line 7)" in told["first_to_fail"]["says"]) == ("0.log" in texts)
         assert told["matches"][:1] == [m for m in told["matches"] if m["file"] == [*texts][-1]]
 
 

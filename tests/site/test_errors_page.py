@@ -12,6 +12,7 @@ from tools.clinic_notebooks import PARTS
 from torchclinic import errors
 from torchclinic.errors import asking, cases
 from torchclinic.errors.finding import GAP
+from torchclinic.errors.roots import unknown_root
 from torchclinic.errors.squeezing import signs as signs_of
 from torchclinic.errors.telling import ASK, _only_notices
 
@@ -72,7 +73,7 @@ def test_every_phrase_of_the_script_is_in_the_page(pages):
     there = {phrase["data-phrase"] for phrase in pages[OPENED].select("[data-phrase]")}
     named = set(re.findall(r'phrase\("([\w-]+)"', script)) | {"first", "later"}
     named |= {"follows", "follows-alone", "warning", "found-one", "found-more"}
-    assert there == named | {"none", "other", "short"}
+    assert there == named | {"none", "other", "short", "unknown", "unknown-at"}
 
 
 # --- what the script finds ----------------------------------------------------------------------
@@ -125,6 +126,38 @@ def test_the_script_finds_what_the_package_finds(page):
     found = page.evaluate(answers, cases)
     assert [(log, a, b) for log, a, b in zip(cases, found, wanted, strict=True) if a != b] == []
     assert sum(bool(matches) for matches, *_ in wanted) > len(CATALOGUE)
+
+
+ROOT_ERROR = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/train.py", line 9, in <module>
+[rank0]:   File "/usr/lib/python3.11/site-packages/x/y.py", line 77, in get
+[rank0]: KeyError: 'k'
+
+failed (exitcode: 1) local_rank: 0
+"""
+
+
+def test_the_first_error_that_no_entry_knows_stands_before_its_echo_as_in_the_terminal(page):
+    known = "\n" * 9 + "IndexError: Target 10 is out of bounds."
+    cases = [
+        *logs(),
+        ROOT_ERROR,
+        ROOT_ERROR + known,
+        ROOT_ERROR.replace("/home/me", "/lib/python3"),
+    ]
+    wanted = [unknown_root(log, errors.find(log)) or None for log in cases]
+    assert page.evaluate("logs => logs.map(log => clinic.read(log).unknown)", cases) == wanted
+    assert wanted[-3] == {
+        "line": 4,
+        "text": "KeyError: 'k'",
+        "program": "/home/me/train.py, line 9",
+    }
+    page.locator("#log").fill(ROOT_ERROR)
+    page.wait_for_selector(".match")
+    shown = page.locator("#found").inner_text()
+    assert 0 <= shown.find("at /home/me/train.py, line 9:") < shown.find("KeyError: 'k'")
+    assert shown.find("KeyError: 'k'") < shown.find("ChildFailedError")
 
 
 def logs_of_cases():

@@ -59,16 +59,22 @@ def find(log: str) -> list[Match]:
     if not places or other_program(log):
         return []
     named = places_of(["Error"], squeezed)
-    lines, begins = log.split("\n"), getattr(log, "begins", [(0, 1)])
+    lines = log.split("\n")
     firsts = {name: _first(name, places, starts, named) for name in places}
     matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
     for place, name in sorted(found, key=itemgetter(0)):
         line = bisect_right(starts, place) - 1
         text = excerpt(lines[line], place - starts[line])
-        here, there = begins[bisect_right(begins, line, key=itemgetter(0)) - 1]
         whose, at = rank_of(lines, line), (lines, line, place - starts[line])
-        matches.append(Match(catalogue()[name], there + line - here, text, whose, place=at))
+        matches.append(Match(catalogue()[name], line_of(log, line), text, whose, place=at))
     return sorted(matches, key=lambda match: KINDS[match.error.kind])
+
+
+def line_of(log: str, number: int) -> int:
+    """Which line of the whole log, from 1, is line `number` of what is kept of it, from 0."""
+    begins = getattr(log, "begins", [(0, 1)])
+    here, there = begins[bisect_right(begins, number, key=itemgetter(0)) - 1]
+    return there + number - here
 
 
 def other_program(log: str) -> str:

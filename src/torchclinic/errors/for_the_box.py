@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from torchclinic.errors import asking, cases, finding
+from torchclinic.errors import asking, cases, finding, roots
 from torchclinic.errors.entries import KINDS, catalogue, page
 from torchclinic.errors.squeezing import COLOUR, ENVIRONMENT, LOGS, PREFIX, QUOTES
+from torchclinic.process_group import PEER_IS_GONE
 
 
 def questions() -> dict:
@@ -21,6 +22,8 @@ def rules() -> dict:
     rules: dict[str, Any] = {"gap": finding.GAP, "near": finding.NEAR, "kinds": KINDS}
     rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT, "quotes": QUOTES}
     rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
+    rules |= {"failure": roots.FAILURE, "frame": roots.FRAME, "others_files": roots.OF_OTHERS}
+    rules |= {"gone": PEER_IS_GONE.pattern}
     rules |= {"counted": cases.COUNTED, "measured": cases.MEASURED, "units": cases.UNITS}
     rules["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": finding.patterns_of(e.id)}

@@ -2,10 +2,12 @@
 
 import json
 
+from torchclinic import printable
 from torchclinic.errors import asking
 from torchclinic.errors.cases import this_case_first
-from torchclinic.errors.entries import catalogue, published
+from torchclinic.errors.entries import KINDS, catalogue, published
 from torchclinic.errors.finding import Match, find, other_program, patterns_of, places_of
+from torchclinic.errors.roots import unknown_root
 from torchclinic.errors.squeezing import signs, squeeze
 from torchclinic.errors.terminal import filled, without_links, wrapped
 
@@ -34,23 +36,35 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if near := not found and nearest_to(log):
         lines = [wrapped(_brief(address), "  ", "    ") for address in near]
         return "\n\n".join([f"{UNKNOWN} {NEAREST}", "\n".join(lines), NEAREST_MORE, ASK])
+    root = _root(log, found)
     if not found:
-        return f"{UNKNOWN}\n\n{ASK}" if signs(log) else HEALTHY
+        return "\n\n".join(filter(None, [UNKNOWN, root, ASK])) if signs(log) else HEALTHY
     first, *others = found
     error = first.error
-    also = "\n".join(["Also in your log:", *map(_also, others)])
+    is_echo = KINDS[error.kind] > 0  # of what no entry knows
+    also = "\n".join(filter(None, ["" if is_echo else root, *map(_also, others)]))
     where = f"{first.line}{', of ' * bool(first.rank)}{first.rank}: {first.text}"
     parts = [
+        root if is_echo else "",
         NOTICE if _only_notices(log, found) else "",
         filled(f"In {first.file or 'your log'}, line", where),
         error.heading,
         filled("Why:", error.cause),
         filled("Do:", this_case_first(error, first.place)),
         FOLLOWS.get(error.kind),
-        also if others else "",
+        also and f"Also in your log:\n{also}",
         f"More: torchclinic explain {error.id}",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _root(log: str, found: list[Match]) -> str:
+    """The first error of a log, if no entry knows it, and where in the program it came up."""
+    if not (root := unknown_root(log, found)):
+        return ""
+    where = f", at {printable(root['program'])}" if root["program"] else ""
+    says = f"No entry knows the first error, in line {root['line']}{where}: {root['text']}"
+    return wrapped(says, "  ", "    ")
 
 
 def nearest_to(text: str) -> list[str]:
@@ -85,6 +99,8 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
     if near := not found and nearest_to(log):
         more["nearest"] = near
+    if root := unknown_root(log, found):
+        more["unknown"] = root
     return json.dumps({"version": 1, **record, **more}, indent=1)
 
 

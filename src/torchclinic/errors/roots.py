@@ -1,0 +1,67 @@
+"""The first error of a log that does not follow from another, and where in the program it was."""
+
+import re
+from collections.abc import Sequence
+
+from torchclinic.errors.entries import KINDS
+from torchclinic.errors.finding import Match, find, line_of
+from torchclinic.errors.squeezing import excerpt, unprefixed, without_colours
+from torchclinic.process_group import PEER_IS_GONE
+
+MOST = 50  # errors that are looked at: all may follow
+ABOVE, MESSAGE = 100, 5  # lines of a traceback, of what an error says
+# The last line of a traceback; a frame; and what is none of the reader's files.
+FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)"
+FRAME = r"(?:File [\"'](.{1,300}?)[\"']|(Cell In ?\[\d{1,5}\])), line (\d{1,7})"
+OF_OTHERS = r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python|<frozen|<string>"
+
+
+def first_failure(lines: Sequence[str]) -> tuple[int, str] | None:
+    """In which line, from 0, the first error stands that does not follow from another rank's, and
+    what it says.
+    """
+    tried = 0
+    for number, line in enumerate(lines):
+        if "Error" not in line and "Exception" not in line:
+            continue
+        text = unprefixed(line[:600]).strip()
+        if not re.match(FAILURE, text, re.ASCII):
+            continue
+        follows = any(match.error.kind == "follows" for match in find(text))
+        if not follows and not PEER_IS_GONE.search(text):
+            return number, excerpt(text, 0)
+        if (tried := tried + 1) > MOST:
+            break
+    return None
+
+
+def program_line(lines: Sequence[str], number: int) -> str | None:
+    """The last line of the reader's program in the traceback above a line; "" if all its frames are
+    of libraries, None if there is no frame.
+    """
+    frames = False
+    for line in reversed(lines[max(0, number - ABOVE) : number]):
+        if found := re.search(FRAME, without_colours(line[:600]), re.ASCII):
+            frames = True
+            if not re.search(OF_OTHERS, found[0]):
+                return f"{found[1] or found[2]}, line {found[3]}"
+        elif "Traceback (most recent" in line:
+            break
+    return "" if frames else None
+
+
+def unknown_root(log: str, found: list[Match]) -> dict:
+    """The first error of a log, if no entry knows it and a traceback leads to it: its ``line``, its
+    ``text``, and where in the ``program`` it came up.
+    """
+    lines = log.split("\n")
+    if any(match.file for match in found) or not (first := first_failure(lines)):
+        return {}
+    number, text = first
+    where = program_line(lines, number)
+    message = "\n".join(lines[max(0, number - 2) : number + MESSAGE])
+    # Handled or wrapped, it gave another error, and that one has an entry.
+    known = found if "above exception" in message else find(message)
+    if where is None or any(KINDS[match.error.kind] == 0 for match in known):
+        return {}
+    return {"line": line_of(log, number), "text": text, "program": where}
