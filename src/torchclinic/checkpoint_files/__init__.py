@@ -1,8 +1,8 @@
 """Checkpoints: look into any of them, fix them, load them across rungs.
 
 In the order in which they build on each other: `pickles` reads without running, `reading` knows the
-formats, `weights` finds them, `keys` matches names; then what a reader uses:
-`inspecting`, `loading`, `fixing`.
+formats, `foreign` tells what is not weights, `weights` finds those, `keys` matches names; then what
+a reader uses: `inspecting`, `loading`, `fixing`.
 """
 
 from torchclinic.checkpoint_files.fixing import fix_checkpoint

@@ -137,7 +137,8 @@ def _adapter(shapes: Mapping[str, tuple], path: Path) -> tuple[str, str] | None:
 
 def _are_alone(layers: set[str], keys: Iterable[str]) -> bool:
     """Whether all that is under the names of these layers is an adapter's."""
-    heads = ((key, key[: dot.start()]) for key in keys for dot in re.finditer(r"[._]", key))
+    dots = ((key, dot.start()) for key in keys for dot in re.finditer(r"[._]", key[:500]))
+    heads = ((key, key[:at]) for key, at in dots)
     return all(BESIDE.search(key) for key, head in heads if head in layers)
 
 

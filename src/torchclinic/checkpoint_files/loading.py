@@ -272,7 +272,7 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
     """The error for weights that do not fit, with keys, shapes, near names and a way out."""
     fits = f"{len(found.names)} keys fit" if found.names else "no key fits"
     wanted, there = list(model.state_dict()), {*found.unexpected_keys}
-    starts = [key.removesuffix(wanted[0]) for key in there if key.endswith(f".{wanted[0]}")]
+    starts = [key.removesuffix(wanted[0]) for key in there if key.endswith(f".{wanted[0]}")][:50]
     if several := sorted(s[:-1] for s in starts if {f"{s}{key}" for key in wanted} <= there):
         way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."
     return CheckpointError(

@@ -143,8 +143,8 @@ def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
 def _instead(tree: Any, path: Any) -> str:
     """What there is where there is no state dict."""
     for name, thing in walk(tree):
-        inside = isinstance(thing, list | tuple) and len(thing) > 1
-        if inside and all(isinstance(value, Tensor) for value in thing):
+        is_list = isinstance(thing, list | tuple) and len(thing) > 1 and len(name) < 100
+        if is_list and all(isinstance(value, Tensor) for value in thing):
             at = "".join(f"[{part!r}]" for part in name.split(".") if part)
             return (
                 f"{len(thing)} tensors without names{f' under {name!r}' * bool(name)}, as averages "
@@ -166,7 +166,7 @@ def models_in(state: Mapping[str, Any]) -> list[str]:
     for key, value in state.items():
         for dot in list(re.finditer(r"\.", key))[:2]:
             parts.setdefault(key[: dot.start()], {})[key[dot.end() :]] = value.shape
-    copies = [name for name in parts if COPY.search(name.rpartition(".")[2])]
+    copies = [name for name in parts if COPY.search(name.rpartition(".")[2])][:10]
     alike = {name: [n for n in parts if parts[n] == parts[name]] for name in copies}
     return max(alike.values(), key=len, default=[])
 
