@@ -32,6 +32,7 @@ class Case:
     x: torch.Tensor = field(default_factory=lambda: X)
     options: dict[str, Any] = field(default_factory=dict)  # for load_into and fix
     way: str = ""  # what a refusal has to name; it ends where `own` ends. "": it must load
+    atol: float = 1e-4  # more where the program rounds what goes in
     names: str = ""  # what inspect has to name
     run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = lambda model, x: logits(model, x)
 

@@ -70,7 +70,7 @@ def case(title, tmp_path):
 @pytest.mark.parametrize("title", MAKERS)
 def test_a_frameworks_file_is_loaded_right_or_refused_with_the_way_out(case, tmp_path):
     def right(model):
-        torch.testing.assert_close(case.run(model, case.x), case.want, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(case.run(model, case.x), case.want, rtol=1e-3, atol=case.atol)
 
     right(case.own())  # what a refusal names leads here
     assert case.names.lower() in told(case.path).lower()
