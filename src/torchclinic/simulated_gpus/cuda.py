@@ -339,6 +339,7 @@ def simulate_cuda() -> None:
     }
     for name, answer in answers.items():
         setattr(c, name, answer)
+    cuda.graphs._cuda_isCurrentStreamCapturing = c._cuda_isCurrentStreamCapturing
     for module in (cuda, cuda.streams, torch):
         module.Stream, module.Event = Stream, Event
     torch.Generator = Generator
