@@ -143,8 +143,10 @@
   // --- the field, which takes long to show a long text: it has the end, and what is `before` is read with it ---
 
   let before = "";
+  let gathered = []; // files, of which some lie in several folders, so they are chosen one after the other
 
   function put(text) {
+    gathered = [];
     if (text.length > MOST) return refuse(tooLong(text.length));
     before = text.length > FIELD_HOLDS ? text.slice(0, -FIELD_HOLDS / 2) : "";
     log.value = text.slice(before.length);
@@ -167,6 +169,7 @@
 
   let waiting;
   log.addEventListener("input", () => {
+    gathered = [];
     clearTimeout(waiting);
     const text = log.value && before + log.value;
     const show = log.value.length > FIELD_HOLDS || !text ? put : showAnswer;
@@ -187,11 +190,15 @@
 
   // --- files, whose text comes into the field ---
 
+  /** Files after those that were chosen before; first those that have an error of their own. */
   async function showFiles(files) {
-    const bytes = [...files].reduce((sum, file) => sum + file.size, 0);
+    const all = [...gathered, ...files];
+    const bytes = all.reduce((sum, file) => sum + file.size, 0);
     if (bytes > MOST) return refuse(tooLong(bytes));
-    const texts = await Promise.all([...files].map((file) => file.text())).catch(() => []);
-    return texts.length ? put(texts.join("\n")) : refuse(phrase("unread"));
+    const texts = await Promise.all(all.map((file) => file.text())).catch(() => []);
+    const own = texts.filter(clinic.fails);
+    await (texts.length ? put([...own, ...texts.filter((text) => !own.includes(text))].join("\n")) : refuse(phrase("unread")));
+    gathered = texts.length ? all : [];
   }
 
   const chosen = Object.assign(make("input"), { type: "file", multiple: true });

@@ -4,7 +4,7 @@
 const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
   const HARMLESS = new RegExp(rules.harmless.join("|"), "g");
-  const PREFIX = new RegExp(rules.prefix, "y");
+  const PREFIX = new RegExp(rules.prefix, "y"), prose = new RegExp(rules.prose);
   const MOST_LINES = 4; // that are shown of an entry
   const LONG = 10_000, BEFORE = 300, AFTER = 900; // letters of a line; shown of a longer one around a match
   const AROUND = 30, NAME = 6; // lines that may be an error's own; letters of a word that counts in code
@@ -119,7 +119,9 @@ const finding = (rules) => {
       });
       if (apart !== undefined) first.set(id, apart);
     }
-    const left = known.filter(({ id }) => first.has(id));
+    const isProse = (before) => prose.test(before) && !before.includes("error:");
+    const before = (place) => text.slice(starts[lineOf(place) - 1], place).toLowerCase();
+    const left = known.filter(({ id }) => first.has(id) && !isProse(before(first.get(id))));
     const rank = ({ kind }) => rules.kinds[kind];
     left.sort((a, b) => rank(a) - rank(b) || first.get(a.id) - first.get(b.id));
     return left.map(({ id, kind, over, patterns }) => ({
@@ -302,5 +304,8 @@ const finding = (rules) => {
     return { text: line, marks };
   }
 
-  return { find, onlyNotices, otherProgram, read, signs };
+  /** Whether a log has an error that does not follow from another rank's. */
+  const fails = (log) => firstFailure(log.split("\n")) !== null;
+
+  return { fails, find, onlyNotices, otherProgram, read, signs };
 };

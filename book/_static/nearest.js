@@ -3,10 +3,11 @@
 /** Whether a text is what somebody says, and no log. */
 function isSaid(text) {
   text = text.trim();
+  if (text.length >= 600) return false;
   const letters = text.match(/\p{L}/gu)?.length ?? 0;
   const oneLine = text.length < 200 && !text.includes("\n");
   const speaks = /\b(?:the|is|are|my|when|after|but|does|only|i)\b|[\u4e00-\u9fff]{4}/;
-  return text.length < 600 && letters > 0.7 * Math.max(1, text.replace(/\s/g, "").length) &&
+  return letters > 0.7 * Math.max(1, text.replace(/\s/g, "").length) &&
     (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|\w:\d/.test(text);
 }
 

@@ -26,7 +26,7 @@
     }));
   }
 
-  let search, clinic, asking;
+  let search, clinic, asker;
   async function ready() {
     await load("searching.js", "search_index.js");
     search ??= searching(searchIndex.pages, document.documentElement.lang, searchIndex.also);
@@ -154,8 +154,8 @@
   /** What is nearest to what somebody says, as the terminal has it, for another page's script. */
   window.nearestHits = async (said) => {
     await Promise.all([ready(), load("nearest.js", "error_words.js")]);
-    asking ??= nearest(errorWords);
-    return make("ol", "search-hits", ...asking.find(said).map((address) => search.at(address, said)).filter(Boolean).map(shown));
+    asker ??= nearest(errorWords);
+    return make("ol", "search-hits", ...asker.find(said).map((address) => search.at(address, said)).filter(Boolean).map(shown));
   };
 
   /** The arrow keys go from the field through the hits and back. */

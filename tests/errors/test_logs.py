@@ -59,6 +59,13 @@ def test_a_log_of_another_program_is_said_to_be_one(monkeypatch):
     assert len([log for _, log in told if found(log)]) > len(told) / 2  # they share words
 
 
+def test_a_page_that_only_names_an_error_has_none():
+    for line in ("## CUDA out of memory", "If you see `CUDA out of memory`, take a smaller batch."):
+        assert found(f"# Training\n\n{line}\n") == [], line
+    for line in ("I get CUDA out of memory", "RuntimeError: if you see this: CUDA out of memory"):
+        assert found(line) == ["cuda-out-of-memory"], line
+
+
 def test_of_a_long_line_the_place_of_the_match_is_shown():
     text = "KeyError: 'RANK'"
     for before in (0, 300, 700, 990, 1010, 5000):

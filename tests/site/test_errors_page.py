@@ -93,6 +93,7 @@ def logs():
     yield from ("", "\n", LOG, LOG.replace("\n", "\r\n"), "KeyError: 'momentum'", "Error Error")
     yield from ("val_error: 0.52, 0 errors", "10 errors", "error: 0", "1.0 error")
     yield "Test error 3.1 %\nKilled\n"
+    yield from ("## CUDA out of memory", "If you see CUDA out of memory: CUDA error: out of memory")
     for pattern in patterns:
         yield f"[rank0]: {pattern.replace('*', 'x')}\n"
         yield pattern.replace("*", "x" * GAP)
@@ -320,6 +321,24 @@ def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_pa
         page.wait_for_function(f"{says}.includes('{wanted}')")
         assert (page.locator(".match").count() > 0) == (file == files[0])
         assert page.locator("#log").input_value().endswith(f"\n{LOG}")
+
+
+def test_logs_chosen_one_after_the_other_are_read_together_that_of_an_own_error_first(
+    page, tmp_path
+):
+    gone = (
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1"
+    )
+    for name, text in (("a", gone), ("b", LOG)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stderr.log").write_text(text)
+        page.locator(".choose-files input").set_input_files(tmp_path / name / "stderr.log")
+        page.wait_for_function("t => document.querySelector('#log').value.includes(t)", arg=text)
+    assert page.locator("#log").input_value() == f"{LOG}\n{gone}"
+    page.locator("#log").fill("")
+    page.wait_for_function("!document.querySelector('#found').hasChildNodes()")
+    page.locator(".choose-files input").set_input_files(tmp_path / "a" / "stderr.log")
+    page.wait_for_function("t => document.querySelector('#log').value == t", arg=gone)
 
 
 # A timer of the page counts while it says that it reads.

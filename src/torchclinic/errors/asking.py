@@ -107,9 +107,10 @@ def rarity() -> dict[str, float]:
 
 def is_said(text: str) -> bool:
     """Whether a text is what somebody says, and no log."""
-    text = text.strip()
+    if len(text := text.strip()) >= SAYS:
+        return False
     letters = len(re.findall(r"[^\W\d_]", text))
     share = letters / max(1, len(re.sub(r"\s", "", text)))
     one_line = len(text) < LINE and "\n" not in text
     speaks = one_line or bool(re.search(SPEAKS, text.lower(), re.ASCII))
-    return speaks and len(text) < SAYS and share > LETTERS and not re.search(LOGGED, text, re.ASCII)
+    return speaks and share > LETTERS and not re.search(LOGGED, text, re.ASCII)

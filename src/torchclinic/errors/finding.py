@@ -16,6 +16,8 @@ from torchclinic.errors.squeezing import ENVIRONMENT, excerpt, rank_of, squeeze
 
 GAP = 200  # squeezed characters for which a * in a pattern may stand
 SLICE = 2**18  # squeezed characters in which all patterns are looked for at once
+# What stands in a line, squeezed, before an error that a README only names.
+PROSE = "^#+$|(?:if|when|case)you|you(?:see|get|runinto|encounter|hit)|toavoid|howtofix"
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
 
 
@@ -64,6 +66,9 @@ def find(log: str) -> list[Match]:
     matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
     for place, name in sorted(found, key=itemgetter(0)):
         line = bisect_right(starts, place) - 1
+        before = squeezed[starts[line] : place].lower()
+        if re.search(PROSE, before) and "error:" not in before:
+            continue
         text = excerpt(lines[line], place - starts[line])
         whose, at = rank_of(lines, line), (lines, line, place - starts[line])
         matches.append(Match(catalogue()[name], line_of(log, line), text, whose, place=at))
