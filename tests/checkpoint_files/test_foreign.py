@@ -322,7 +322,8 @@ def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
         assert not [key for key in report.dropped if key.startswith("student")]
         with pytest.raises(CheckpointError, match="no weights under 'teach'"):
             load_into(model, path, key="teach")
-    path = saved(tmp_path, {f"encoder.layers.{i}.weight": torch.ones(2) for i in range(6)})
+    ordinary = {f"encoder.layers.{i}.weight": torch.ones(2) for i in range(6)}
+    path = saved(tmp_path, ordinary | {"model_ema.decay": torch.ones(1)})
     assert "of one kind" not in repr(inspect_checkpoint(path))
 
 

@@ -105,7 +105,8 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
-        for head in (f"{name}." if name else "" for name in found if chosen[0].startswith(name)):
+        heads = (f"{name}." if name else "" for name in found)
+        for head in (head for head in heads if chosen[0].startswith(head)):
             whole, start = found[head[:-1]], f"{chosen[0]}."[len(head) :]
             whole = _parts_of(whole, path) if is_model(whole) else whole
             if part := {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}:
@@ -167,8 +168,8 @@ def models_in(state: Mapping[str, Any]) -> list[str]:
         for dot in list(re.finditer(r"\.", key))[:2]:
             parts.setdefault(key[: dot.start()], {})[key[dot.end() :]] = value.shape
     copies = [name for name in parts if COPY.search(name.rpartition(".")[2])][:10]
-    alike = {name: [n for n in parts if parts[n] == parts[name]] for name in copies}
-    return max(alike.values(), key=len, default=[])
+    alike = [[n for n in parts if parts[n] == parts[name]] for name in copies]
+    return max((names for names in alike if len(names) > 1), key=len, default=[])
 
 
 def _likeliest(found: Mapping[str, Mapping]) -> list[str]:
