@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import warnings
 from typing import Any
 
 import torch
@@ -43,13 +42,14 @@ def simulate_nccl() -> None:
         devices = config.get_device_backend_map()
         if "nccl" not in devices.values():
             return make(*args, **kwargs)
-        if given.arguments.get("device_id"):  # kept from gloo, so barrier() would ask for it
-            warnings.filterwarnings("ignore", "barrier.*using the device under current context")
+        bound = given.arguments.get("device_id")
         given.arguments |= {"backend": "cpu:gloo,cuda:gloo", "device_id": None}
         given.arguments.pop("backend_options", None)
         given.arguments.pop("pg_options", None)
         made = make(*given.args, **given.kwargs)
         group = made[0]
+        if bound:  # kept from gloo, but barrier() asks for it
+            group.bound_device_id = bound
         if group in c10d._world.pg_map:
             c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
             c10d._world.pg_backend_config[group] = str(config)
