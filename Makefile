@@ -149,9 +149,12 @@ test-simulated: simulated  ## run all that wants GPUs on simulated ones: the tes
 	$(PYTEST) --dist loadfile tests/test_gpt.py tests/test_rungs.py tests/test_gpus.py tests/test_training.py
 	for n in $(GPUS); do $(MAKE) --no-print-directory simulated-chapters N=$$n || exit 1; done
 
+# Left out: chapter 07, which measures how much faster a GPU gets, and cells on torch.compile, which does nothing there.
 simulated-chapters: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(N)
 simulated-chapters:
-	$(PYTEST) $(NBVAL_LAX) $(if $(filter 1,$(N)),$(shell grep -L "two_gpus()" notebooks/*.ipynb),notebooks)
+	$(PYTEST) $(NBVAL_LAX) --deselect "notebooks/11_where_memory_goes.ipynb::Cell 17" \
+	  $(foreach cell,45 46 47,--deselect "notebooks/errors_imports.ipynb::Cell $(cell)") \
+	  $(filter-out notebooks/07_%,$(if $(filter 1,$(N)),$(shell grep -L "two_gpus()" notebooks/*.ipynb),$(wildcard notebooks/*.ipynb)))
 
 ROUNDS ?= 5
 stress: $(VENV)/tested  ## run chapters and tests again and again on a machine that is kept busy, and say what fell how often: hours
