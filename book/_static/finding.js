@@ -212,7 +212,7 @@ const finding = (rules) => {
     const failure = new RegExp(`^(?:${rules.failure})`);
     let tried = 0;
     for (const [number, line] of lines.entries()) {
-      if (!line.includes("Error") && !line.includes("Exception")) continue;
+      if (!rules.telling.some((word) => line.includes(word))) continue;
       const text = unprefixed(line.slice(0, 600)).trim();
       if (!failure.test(text)) continue;
       if (!find(text).some(({ kind }) => kind === "follows") && !new RegExp(rules.gone).test(text)) return [number, text];
@@ -231,6 +231,7 @@ const finding = (rules) => {
       if (frame) program = new RegExp(rules.others_files).test(frame) ? "" : `${file ?? cell}, line ${line}`;
       else if (lines[at].includes("Traceback (most recent")) break;
     }
+    if (text.includes(".py: ")) program ??= "";
     const message = lines.slice(Math.max(0, number - 2), number + 5).join("\n");
     const known = message.includes("above exception") ? found : find(message);
     return program === null || known.some(isError) ? null : { line: number + 1, text, program };

@@ -245,6 +245,9 @@ def test_the_first_error_that_no_entry_knows_is_quoted_before_its_echo_with_the_
     told = json.loads(explain("--json", given=log.encode())[1])["unknown"]
     assert told == {"line": 5, "text": "KeyError: 'k'", "program": "/home/me/train.py, line 9"}
     assert said in explain(given=ROOT.encode())[1]
+    own = "train.py: error: --replicas 2 must divide 3"
+    _, out, _ = explain(given=f"usage: train.py\n{own}\nexitcode : 2 (pid: 5)".encode())
+    assert out.startswith(f"No entry knows the first error, in line 2: {own}")
     # The first attempt's, before a later one's that is known; not what was handled on the way.
     _, out, _ = explain(given=f"{ROOT}{'restarting' + chr(10) * 9}{LOG}".encode())
     assert out.startswith("In your log")

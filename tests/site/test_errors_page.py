@@ -143,6 +143,7 @@ def test_the_first_error_that_no_entry_knows_stands_before_its_echo_as_in_the_te
     known = "\n" * 9 + "IndexError: Target 10 is out of bounds."
     cases = [
         *logs(),
+        "usage: a\na.py: error: no such thing\n",
         ROOT_ERROR,
         ROOT_ERROR + known,
         ROOT_ERROR.replace("/home/me", "/lib/python3"),

@@ -24,7 +24,7 @@ def rules() -> dict:
     rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT, "quotes": QUOTES}
     rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
     rules |= {"failure": roots.FAILURE, "frame": roots.FRAME, "others_files": roots.OF_OTHERS}
-    rules |= {"gone": PEER_IS_GONE.pattern}
+    rules |= {"gone": PEER_IS_GONE.pattern, "telling": roots.TELLING}
     rules |= {"counted": cases.COUNTED, "measured": cases.MEASURED, "units": cases.UNITS}
     rules["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": finding.patterns_of(e.id)}

@@ -11,7 +11,12 @@ from torchclinic.process_group import PEER_IS_GONE
 MOST = 50  # errors that are looked at: all may follow
 ABOVE, MESSAGE = 100, 5  # lines of a traceback, of what an error says
 # The last line of a traceback; a frame; and what is none of the reader's files.
-FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)"
+FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)|[\w./-]{1,100}\.py: .{1,300}"
+TELLING = (
+    "Error",
+    "Exception",
+    ".py: ",
+)  # a line of a failure has one; the last is a program's own
 FRAME = r"(?:File [\"'](.{1,300}?)[\"']|(Cell In ?\[\d{1,5}\])), line (\d{1,7})"
 OF_OTHERS = r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python|<frozen|<string>"
 
@@ -22,7 +27,7 @@ def first_failure(lines: Sequence[str]) -> tuple[int, str] | None:
     """
     tried = 0
     for number, line in enumerate(lines):
-        if "Error" not in line and "Exception" not in line:
+        if not any(word in line for word in TELLING):
             continue
         text = unprefixed(line[:600]).strip()
         if not re.match(FAILURE, text, re.ASCII):
@@ -51,14 +56,15 @@ def program_line(lines: Sequence[str], number: int) -> str | None:
 
 
 def unknown_root(log: str, found: list[Match]) -> dict:
-    """The first error of a log, if no entry knows it and a traceback leads to it: its ``line``, its
-    ``text``, and where in the ``program`` it came up.
+    """The first error of a log, if no entry knows it and a traceback or the program tells it: its
+    ``line``, its ``text``, and where in the ``program`` it came up.
     """
     lines = log.split("\n")
     if any(match.file for match in found) or not (first := first_failure(lines)):
         return {}
     number, text = first
     where = program_line(lines, number)
+    where = "" if where is None and ".py: " in text else where
     message = "\n".join(lines[max(0, number - 2) : number + MESSAGE])
     # Handled or wrapped, it gave another error, and that one has an entry.
     known = found if "above exception" in message else find(message)
