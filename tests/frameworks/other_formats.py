@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from cases import Case, X, logits, made_by, net
+from hugging_face import language, llama
 
 
 def of_net(path, model, state, **more):
@@ -17,24 +18,34 @@ def of_net(path, model, state, **more):
 
 @made_by("gguf/float32")
 def gguf_file(folder):
+    """As llama.cpp's converter writes a Llama, whose rotated matrices it sorts by pairs."""
     import gguf
 
-    model, path = net(), folder / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, value in model.state_dict().items():
-        writer.add_tensor(name, value.float().reshape(value.shape or (1,)).numpy())
+    model, path = llama(), folder / "model.gguf"
+    size, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(size.max_position_embeddings)
+    writer.add_embedding_length(size.hidden_size)
+    writer.add_block_count(size.num_hidden_layers)
+    writer.add_feed_forward_length(size.intermediate_size)
+    writer.add_head_count(size.num_attention_heads)
+    writer.add_head_count_kv(size.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(size.rms_norm_eps)
+    writer.add_vocab_size(size.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, size.num_hidden_layers)
+    for key, value in model.state_dict().items():
+        if "q_proj" in key or "k_proj" in key:
+            pairs = value.reshape(size.num_attention_heads, 2, -1, size.hidden_size)
+            value = pairs.swapaxes(1, 2).reshape(value.shape)
+        writer.add_tensor(names.get_name(key, (".weight",)), value.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
-    def state():
-        tensors = gguf.GGUFReader(path).tensors
-        found = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in tensors}
-        shapes = {k: v.shape for k, v in net().state_dict().items()}
-        return {k: torch.tensor(v).reshape(shapes[k]) for k, v in found.items()}
+    def own():
+        return type(model).from_pretrained(folder, gguf_file=path.name)
 
-    return of_net(path, model, state, way="gguf", names="GGUF")
+    return language(path, model, own=own, way="gguf_file=", names="GGUF")
 
 
 @made_by("onnx/exported")

@@ -187,20 +187,28 @@ def dcp_folder(folder, save):
     return case(path, on_ranks(save, path), lambda: from_dcp(path), **CONVERT)
 
 
-def read_fsdp2(folder):
-    return whole(rank_file(folder))
-
-
 @made_by(
     "torch/fsdp1_sharded", save=partial(save_fsdp1, "SHARDED"), read=partial(read_fsdp1, "SHARDED")
 )
 @made_by("torch/fsdp1_local", save=partial(save_fsdp1, "LOCAL"), read=partial(read_fsdp1, "LOCAL"))
-@made_by("torch/fsdp2_rank_file", save=save_fsdp2, read=read_fsdp2)
-def of_rank(folder, save, read):
+def fsdp1_file(folder, save, read):
     """One of several files, which as many ranks can read again."""
     state = on_ranks(save, folder)
     words = {"way": "rank", "names": "rank"}
     return case(folder / "rank0.pt", state, lambda: on_ranks(read, folder), **words)
+
+
+@made_by("torch/fsdp2_rank_file")
+def fsdp2_file(folder):
+    """Whose shards one process joins."""
+    state = on_ranks(save_fsdp2, folder)
+
+    def own():
+        files = [torch.load(folder / f"rank{i}.pt", weights_only=False) for i in range(2)]
+        shards = {k: v for k, v in files[0].items() if hasattr(v, "to_local")}
+        return files[0] | {k: torch.cat([file[k].to_local() for file in files]) for k in shards}
+
+    return case(folder / "rank0.pt", state, own, way="to_local", names="DTensor")
 
 
 # --- torchtitan ----------------------------------------------------------------------------------
