@@ -23,7 +23,7 @@ FROM = (
 DEQUANTIZE = FROM.format(").dequantize(")
 FLOAT8 = FROM.format(", quantization_config=FineGrainedFP8Config(dequantize=True)")
 MXFP4 = FROM.format(", quantization_config=Mxfp4Config(dequantize=True)")
-COMPRESSED = FROM.format(", quantization_config=CompressedTensorsConfig(run_compressed=False)")
+COMPRESSED = FROM.format(", quantization_config=CompressedTensorsConfig(dequantize=True)")
 # The dtypes of packed tensors, how their names end, what is there with each of these in place of
 # that end, the layout, and the way out. Of an ordinary layer, none has both.
 PACKED = [

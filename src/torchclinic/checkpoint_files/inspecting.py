@@ -134,7 +134,11 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         )
     if copies := weights.models_in(found.keys):
         first = key_option(f"{found.weights_at}.{copies[0]}".removeprefix("."))
-        yield f"{len(copies)} models of one kind in one dict: with {first}, fix takes one of them."
+        yield (
+            f"{len(copies)} models of one kind in one dict: torchclinic fix {path_word(path)} -o "
+            f"{free_name('fixed.pt')} {first} takes one of them."
+        )
+        return
     is_plain = found.weights_at == "" and {*found.devices.values()} <= {"cpu"}
     sharded = path.is_dir() and found.format != "safetensors"
     if found.prefixes or found.oversized or found.imports or sharded or not is_plain:

@@ -48,8 +48,8 @@ SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face
 # How files begin that are taken for checkpoints.
 OTHERS = {b"\x89HDF": "HDF5, which Keras writes"}
 OTHERS[b"GGUF"] = (
-    "GGUF, which llama.cpp reads. transformers does, too: AutoModelForCausalLM.from_pretrained("
-    "{folder!r}, gguf_file={name!r}).save_pretrained('whole')"
+    "GGUF, which llama.cpp reads. Where transformers knows the architecture: AutoModelForCausalLM"
+    ".from_pretrained({folder!r}, gguf_file={name!r}).save_pretrained('whole')"
 )
 OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
 ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]")  # a version, and who wrote it
