@@ -5,8 +5,8 @@ index knows pages and stems only. The index is a script, since a page that is op
 not read another file; a browser loads it when somebody is about to search. Recorded runs repeat the
 chapters and are left out, as are tables of errors: each error has an entry.
 
-``book/search/asked.tsv`` has what people ask, in their words and languages, with the section that
-answers: it is found by them. ``also.tsv`` has as what a word stands in the book.
+``asked.tsv`` of the catalogue has what people ask, in their words and languages, with the section
+that answers: it is found by them. ``also.tsv`` has as what a word stands in the book.
 """
 
 import csv
@@ -19,7 +19,7 @@ from docutils import nodes
 from sphinx.addnodes import only, pending_xref, toctree
 
 INDEX = "search_index.js"
-ASKED = Path(__file__).parents[1] / "search/asked.tsv"
+ASKED = Path(__file__).parents[2] / "src/torchclinic/catalogue/asked.tsv"
 ALSO = ASKED.with_name("also.tsv")
 TEXTS = (nodes.paragraph, nodes.math_block, nodes.title, nodes.rubric)
 NO_TEXT = (nodes.section, nodes.comment, toctree)

@@ -6,6 +6,7 @@ of all ranks are compared, group by group, by their number.
 """
 
 import io
+import os
 import pickle
 import re
 import sys
@@ -70,7 +71,7 @@ class _Data(pickle._Unpickler):
 def dumps_in(paths: list[str]) -> dict[str, bytes]:
     """The content by name of the dumps in a folder, or of the files; none if it is no dumps."""
     files = [Path(path) for path in paths if path]
-    if len(files) == 1 and files[0].is_dir():
+    if len(files) == 1 and os.path.isdir(files[0]):  # which words too long for a name are not
         named = [f for f in sorted(files[0].iterdir()) if re.search(KNOWN["rank"], f.name)]
         files = list(filter(_begins_as_dump, named))
     if not any(map(_begins_as_dump, files)):
@@ -82,7 +83,7 @@ def dumps_in(paths: list[str]) -> dict[str, bytes]:
 
 
 def _begins_as_dump(file: Path) -> bool:
-    if not file.is_file():
+    if not os.path.isfile(file):
         return False
     with file.open("rb") as opened:
         return is_dump(opened.read(4096))

@@ -39,7 +39,7 @@ def test_the_page_that_answers_a_query_comes_first(opened):
     assert [url for url in opened.asked if not url.startswith("file:")] == []
 
 
-ASKED = (ROOT / "book/search/asked.tsv").read_text(encoding="utf-8")
+ASKED = (ROOT / "src/torchclinic/catalogue/asked.tsv").read_text(encoding="utf-8")
 ROWS = [line.split("\t") for line in ASKED.splitlines()[1:]]
 # One question in eight also measures how a question is answered that is not in the list.
 MEASURE = [row for row in ROWS if sha1(row[0].encode()).digest()[0] % 8 == 1]

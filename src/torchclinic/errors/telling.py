@@ -24,7 +24,7 @@ HEALTHY = (
     "There is no error in this log: no traceback, and none of the words that errors begin with."
 )
 NEAREST = "Nearest to what you see:"
-NEAREST_MORE = "More: torchclinic explain, with one of the names above."
+NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
 NOTICE = "This log has no error message, but this notice:"
 
 
@@ -35,7 +35,8 @@ def explain(log: str, found: list[Match] | None = None) -> str:
         return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
     if near := not found and nearest_to(log):
         lines = [wrapped(_brief(address), "  ", "    ") for address in near]
-        return "\n\n".join([f"{UNKNOWN} {NEAREST}", "\n".join(lines), NEAREST_MORE, ASK])
+        head = f"{UNKNOWN} {NEAREST}" if signs(log) else NEAREST
+        return "\n\n".join([head, "\n".join(lines), NEAREST_MORE, ASK])
     root = _root(log, found)
     if not found:
         return "\n\n".join(filter(None, [UNKNOWN, root, ASK])) if signs(log) else HEALTHY
@@ -76,7 +77,8 @@ def _brief(address: str) -> str:
     """A line for an entry or a section."""
     page, _, anchor = address.removeprefix("notebooks/").partition("#")
     if page.startswith("errors_") and (entry := catalogue().get(anchor)):
-        return f"{anchor}: {entry.title}. {without_links(entry.in_brief[0])}"
+        why, do = map(without_links, entry.in_brief)
+        return f"{anchor}: {entry.title}. {why} What to do: {do}"
     section = f"{page}#{anchor}".rstrip("#")
     return (published(section) if address.startswith("notebooks/") else "") or section
 
