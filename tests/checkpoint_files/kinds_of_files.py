@@ -751,6 +751,20 @@ def folder_with_two_files(folder):
     return folder
 
 
+@bad("name a checkpoint in it (model.safetensors, model_1.safetensors, optimizer.bin)")
+def two_models_of_accelerates(folder):
+    for name in ("model.safetensors", "model_1.safetensors", "optimizer.bin"):
+        saved(folder, state(), name)
+    return folder
+
+
+@bad("name a checkpoint in it (averages.pth, last.pth.tar)")
+def averages_beside_the_weights(folder):
+    for name in ("averages.pth", "last.pth.tar"):
+        saved(folder, state(), name)
+    return folder
+
+
 @bad("makes one model of it: python ")
 def deep_speed(folder):
     return written(folder, b"", "zero_to_fp32.py").parent

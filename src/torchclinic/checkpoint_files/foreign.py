@@ -21,7 +21,7 @@ FROM = (
     "In transformers: AutoModelForCausalLM.from_pretrained({{folder!r}}{}).save_pretrained('whole')"
 )
 DEQUANTIZE = FROM.format(").dequantize(")
-FLOAT8 = FROM.format(", quantization_config=FineGrainedFP8Config(dequantize=True)")
+FLOAT8 = FROM.format(", dtype='float32', quantization_config=FineGrainedFP8Config(dequantize=True)")
 MXFP4 = FROM.format(", quantization_config=Mxfp4Config(dequantize=True)")
 COMPRESSED = FROM.format(", quantization_config=CompressedTensorsConfig(dequantize=True)")
 # The dtypes of packed tensors, how their names end, what is there with each of these in place of
@@ -65,7 +65,7 @@ CLASSES = {
     ".ShardedTensor": f"is FSDP1's ShardedTensor: {FSDP1}",
     "torchao.": "is quantized by torchao. With it: torch.save({{k: v.dequantize() if 'torchao' in "
     "type(v).__module__ else v for k, v in torch.load({path!r}, weights_only=False).items()}}, "
-    "'whole.pt'), if you trust the file.",
+    "'whole.pt'), if you trust the file; of a file with parts, of the part that has the weights.",
     "_rebuild_qtensor": "is quantized. Convert it where it was made: dequantize().",
     "_rebuild_sparse": "is sparse. Convert it where it was made: to_dense().",
     "_rebuild_meta": "is of the meta device: its numbers were never there, or not saved.",
@@ -130,6 +130,9 @@ def _adapter(shapes: Mapping[str, tuple], path: Path) -> tuple[str, str] | None:
     ranks = sorted({min(shapes[key], default=0) for key in down})
     rank = f" of rank {' and '.join(map(str, ranks))} for {len({*down.values()})} layers"
     what = f"an adapter{rank if ranks else ''}, to be added to the weights of {_base_of(config)}"
+    if any("prompt_e" in key for key in shapes):
+        prompts = "PeftModel.from_pretrained(model, {folder!r}) puts the prompts before its input"
+        return what, f"Load that model; {prompts}. They cannot be merged"
     first = "base_model." if of_peft else next(iter(down))
     way_out = next(way for begin, way in MERGES.items() if re.match(begin, first))
     return what, f"Load that model, then merge: {way_out}"

@@ -36,6 +36,7 @@ AGAIN = "Copy or save it again."
 
 LIGHTNING = "pytorch-lightning_version"  # in every file of Lightning, beside the weights
 TIES = "torchclinic.ties"  # a note in safetensors files, in JSON: which name is another's tensor
+ENDINGS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pth.tar")
 # Of several files in a folder, the one with the model's weights, or an adapter's, by its name.
 THE_WEIGHTS = {
     f"{name}.{end}"
@@ -48,8 +49,8 @@ SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face
 # How files begin that are taken for checkpoints.
 OTHERS = {b"\x89HDF": "HDF5, which Keras writes"}
 OTHERS[b"GGUF"] = (
-    "GGUF, which llama.cpp reads. Where transformers knows the architecture: AutoModelForCausalLM"
-    ".from_pretrained({folder!r}, gguf_file={name!r}).save_pretrained('whole')"
+    "GGUF, which llama.cpp reads. Where transformers knows the architecture: torch.save("
+    "AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={name!r}).state_dict(), 'whole.pt')"
 )
 OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
 ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]")  # a version, and who wrote it
@@ -58,8 +59,8 @@ ONNX_WEIGHTS = (
     "torch.tensor(onnx.numpy_helper.to_array(t)) for t in onnx.load({path!r}).graph.initializer}}"
 )
 PROGRAMS = {  # archives by an entry in each, and what gives its weights
-    "constants.pkl": "TorchScript's. If you trust it, torch.save(torch.jit.load({path!r}, 'cpu')"
-    ".state_dict(), 'plain.pt')",
+    "constants.pkl": "TorchScript's. If you trust it, and it was not frozen, torch.save(torch.jit."
+    "load({path!r}, 'cpu').state_dict(), 'plain.pt')",
     "archive_format": "torch.export's. If you trust it, torch.save(dict(torch.export.load({path!r})"
     ".state_dict), 'plain.pt')",
 }
@@ -302,8 +303,9 @@ def _last(key: str) -> str:
 def _read_folder(path: Path) -> Checkpoint:
     names = sorted(p.name for p in path.iterdir())
     indices = [name for name in names if name.endswith(".index.json")]
-    single = [n for n in names if n.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))]
-    whole = [name for name in single if name in THE_WEIGHTS]
+    single = [n for n in names if n.endswith(ENDINGS)]
+    # Of several models, Accelerate's second one is called model_1.safetensors.
+    whole = [name for name in single if re.sub(r"_\d+(?=\.\w+$)", "", name) in THE_WEIGHTS]
     weights = whole or single
     for name in [name for name in FOLDERS if name in names and not whole + indices]:
         words = FOLDERS[name].replace("{}", path_word(path))

@@ -105,12 +105,9 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
-        heads = (f"{name}." if name else "" for name in found)
-        for head in (head for head in heads if chosen[0].startswith(head)):
-            whole, start = found[head[:-1]], f"{chosen[0]}."[len(head) :]
-            whole = _parts_of(whole, path) if is_model(whole) else whole
-            if part := {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}:
-                return chosen[0], part
+        parts = [_under(state, name, chosen[0], path) for name, state in found.items()]
+        if len(parts := [part for part in parts if part]) == 1:
+            return chosen[0], parts[0]
         names = (repr(name) if name else "'' (the top level)" for name in found)
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
     if len(chosen) > 1:
@@ -122,6 +119,13 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
     weights = found[chosen[0]]
     return chosen[0], _parts_of(weights, path) if is_model(weights) else _once(weights)
+
+
+def _under(weights: Mapping, name: str, key: str, path: Any) -> dict[str, Any]:
+    """What begins with `key` in the state dict called `name`, whose own name may stand before."""
+    whole = _parts_of(weights, path) if is_model(weights) else weights
+    start = f"{key}.".removeprefix(f"{name}." if name else "")
+    return {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}
 
 
 def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
