@@ -36,6 +36,8 @@ def test_what_does_not_fit_is_an_error_that_changes_nothing_or_is_left_out_on_re
     for state in (nn.Linear(2, 2).state_dict(), {"model": nn.Conv2d(1, 1, 1).state_dict()}):
         with pytest.raises(CheckpointError, match="no key fits"):
             load_into(new, state, strict=False)
+        with pytest.raises(CheckpointError, match="no key fits"):
+            load_into(nn.BatchNorm1d(3), state, strict=False)  # which makes its counter itself
 
 
 def test_a_model_on_the_meta_device_is_refused():

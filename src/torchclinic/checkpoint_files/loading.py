@@ -165,8 +165,8 @@ def _load(
             del found.names[key]
         if strict:
             found.mismatched_shapes = {}  # torch took them
-        none = {*ours} <= {*told.missing_keys, *found.mismatched_shapes}
-        if (strict and found.problems()) or none:
+        took_none = {*given} <= {*told.unexpected_keys}
+        if (strict and found.problems()) or took_none:
             raise misfit(where, model, found, FITS)
         told_of = {*found.names, *told.missing_keys, *told.unexpected_keys}
         return [k for k in ours if k not in told_of | found.mismatched_shapes.keys()]
