@@ -52,7 +52,7 @@ QUANTIZED = {  # keys and dtypes as each program writes them
     "quanto": {"q__weight___data": I8, "q__weight___scale": F32},
     "HQQ": {"q__W_q": U8, "q__scale": F16, "q__zero": F16},
 }  # fmt: skip
-DOWN, UP = (F32, (4, 8)), (F32, (8, 4))
+DOWN, UP = (F32, (4, 8, 3, 3)), (F32, (8, 4, 1, 1))  # of a convolution
 ADAPTERS = {
     "PeftModel": {"base_model__model__q__lora_A__weight": DOWN,
                   "base_model__model__q__lora_B__weight": UP},

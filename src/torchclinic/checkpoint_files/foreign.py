@@ -127,7 +127,7 @@ def _adapter(shapes: Mapping[str, tuple], path: Path) -> tuple[str, str] | None:
     of_peft = path.name.startswith("adapter_model") and config.is_file()
     if not of_peft and (not down or not _are_alone({*down.values()}, shapes)):
         return None  # a layer's own weight is there, too: a whole model
-    ranks = sorted({min(shapes[key], default=0) for key in down})
+    ranks = sorted({shapes[key][0] for key in down if shapes[key]})
     rank = f" of rank {' and '.join(map(str, ranks))} for {len({*down.values()})} layers"
     what = f"an adapter{rank if ranks else ''}, to be added to the weights of {_base_of(config)}"
     if any("prompt_e" in key for key in shapes):
