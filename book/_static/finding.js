@@ -107,6 +107,10 @@ const finding = (rules) => {
     const known = rules.errors.filter(({ id }) => places.has(id));
     const named = known.length ? placesOf(text, ["Error"]) : [];
     const first = new Map();
+    const isProse = (place) => {
+      const before = text.slice(starts[lineOf(place) - 1], place).toLowerCase();
+      return prose.test(before) && !before.includes("error:");
+    };
     for (const { id } of known) {
       const others = known.filter(({ over }) => over.includes(id));
       const special = inOrder(others.flatMap((error) => places.get(error.id)));
@@ -115,13 +119,11 @@ const finding = (rules) => {
         const line = lineOf(place);
         if (near[countTo(near, line - rules.near - 1)] <= line + rules.near) return false;
         const after = special[countTo(special, place - 1)];
-        return after === undefined || countTo(named, place) < countTo(named, after - 1);
+        return (after === undefined || countTo(named, place) < countTo(named, after - 1)) && !isProse(place);
       });
       if (apart !== undefined) first.set(id, apart);
     }
-    const isProse = (before) => prose.test(before) && !before.includes("error:");
-    const before = (place) => text.slice(starts[lineOf(place) - 1], place).toLowerCase();
-    const left = known.filter(({ id }) => first.has(id) && !isProse(before(first.get(id))));
+    const left = known.filter(({ id }) => first.has(id));
     const rank = ({ kind }) => rules.kinds[kind];
     left.sort((a, b) => rank(a) - rank(b) || first.get(a.id) - first.get(b.id));
     return left.map(({ id, kind, over, patterns }) => ({
@@ -244,11 +246,12 @@ const finding = (rules) => {
     const found = find(log, squeezed);
     const lines = log.split("\n"), known = {}, unknown = unknownRoot(lines, found);
     if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0, unknown };
-    const show = ([line, { words, at }]) => ({ line, ...shown((known[line] ??= partOf(lines[line - 1]))(at), words) });
+    const part = (line, at) => (known[line] ??= partOf(lines[line - 1]))(at);
+    const show = ([line, { words, at }]) => ({ line, ...shown(part(line, at), words) });
     return {
       matches: found.map(({ words, ...match }) => {
         const { id, line } = match;
-        const cases = casesOf(id, lines, line - 1, partOf(lines[line - 1])(words.get(line).at));
+        const cases = casesOf(id, lines, line - 1, part(line, words.get(line).at));
         return { ...match, cases, lines: [...words].slice(0, MOST_LINES).map(show) };
       }),
       notice: onlyNotices(log, found),

@@ -53,6 +53,12 @@ def test_with_a_model_the_file_gets_its_keys(tmp_path):
     assert "model.conv.weight -> backbone.conv.weight" in repr(report)
 
 
+@pytest.mark.parametrize("name", ["model", "my.model", 0])
+def test_what_is_written_is_not_said_to_be_left_out(name, tmp_path):
+    path = saved(tmp_path, {name: net().state_dict(), "optimizer": {"state": {}}})
+    assert [*fix_checkpoint(path, tmp_path / "y.pt").dropped] == ["optimizer"]
+
+
 def test_a_file_that_does_not_fit_the_model_is_refused(tmp_path):
     path, other = plain(tmp_path), net()
     other.module, other.head = nn.Linear(4, 3), nn.Linear(2, 2)

@@ -307,6 +307,13 @@ def test_a_folder_of_deepspeeds_with_whole_weights_gives_those(tmp_path):
     assert "a.weight" in inspect_checkpoint(tmp_path).keys
 
 
+def test_a_slice_is_told_where_somebody_stands_in_its_folder(tmp_path, monkeypatch):
+    path = megatron(tmp_path)
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(CheckpointError, match=f"--load-dir {tmp_path}/run --save"):
+        fix_checkpoint(path.name, "x.pt")
+
+
 def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
     student, teacher = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     nn.init.constant_(teacher.weight, 3.0)

@@ -38,6 +38,8 @@ def test_what_does_not_fit_is_an_error_that_changes_nothing_or_is_left_out_on_re
             load_into(new, state, strict=False)
         with pytest.raises(CheckpointError, match="no key fits"):
             load_into(nn.BatchNorm1d(3), state, strict=False)  # which makes its counter itself
+        with pytest.raises(CheckpointError, match="no key fits"):
+            load_into(nn.Identity(), state)
 
 
 def test_a_model_on_the_meta_device_is_refused():

@@ -204,6 +204,13 @@ def test_an_unknown_error_has_the_status_1_and_what_to_collect_is_said(explain):
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_a_hint_before_an_error_does_not_hide_it(explain):
+    hint = "# If you get CUDA out of memory, lower --batch\n"
+    error = "OutOfMemoryError: CUDA out of memory. Tried to allocate ... GPU 0 has a total capacity"
+    assert explain(given=hint.encode())[0] == 1
+    assert explain(given=f"{hint}{error}\n".encode())[1].startswith("In your log, line 2:")
+
+
 def test_what_somebody_says_leads_to_what_is_nearest(explain):
     said = "loss grows when I accumulate gradients"
     answers = {explain(said)[1], explain(*said.split())[1], explain(given=said.encode())[1]}
@@ -339,7 +346,8 @@ def test_what_torchrun_logged_is_read_from_its_folder_or_its_files(explain, tmp_
     subprocess.run([*torchrun, "--log-dir=logs", "--redirects=3", "train.py"], timeout=300)
     ((_, out, _),) = {explain("logs"), explain(*sorted(Path("logs").rglob("*.log")))}
     says = "Rank 1 failed first, the only one with an error of its own, in logs/.*/1/stderr.log: "
-    assert re.match(rf"{says}ZeroDivisionError: division by zero\n\n", out)
+    where = r"\(.*train\.py, line 2\)"
+    assert re.match(rf"{says}ZeroDivisionError: division by zero {where}\n\n", out)
 
 
 def test_bad_input_gets_one_sentence_and_the_status_2(explain, tmp_path):

@@ -112,12 +112,10 @@ def fix_checkpoint(
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
     where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
     found, rest = weights.split(state, checkpoint.path)
-    if where:
-        above = where.split(".")[0]
-        beside = checkpoint.tree if isinstance(checkpoint.tree, dict) else {}
-        rest |= {
-            k: v for k, v in beside.items() if k != above and not f"{k}".startswith(f"{where}.")
-        }
+    if where and isinstance(checkpoint.tree, dict):
+        ours, beside = f"{where}.", {f"{k}.": (k, v) for k, v in checkpoint.tree.items()}
+        apart = [key for key in beside if not (ours.startswith(key) or key.startswith(ours))]
+        rest |= dict(beside[key] for key in apart)
     what = what_it_is(state, checkpoint.path)
     if what and (model is None or dtype):
         raise CheckpointError(f"{checkpoint.path}: {what}")

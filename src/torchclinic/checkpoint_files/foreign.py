@@ -101,11 +101,17 @@ def what_it_is(state: Mapping[Any, Any], path: Path) -> str:
 
 def filled(way_out: str, path: Path) -> str:
     """The way out with the names of this file, and of its folder."""
-    home = path if path.is_dir() else path.parent
+    folder = path if path.is_dir() else path.parent
+    home = _named(folder)
     above = 1 if STEP.fullmatch(home.name) else 2 if SLICE.match(home.name) else 0
     run = [home, *home.parents][min(above, len(home.parents))]
-    names = {"run": path_word(run), "tag": path_word(home.name), "folder": str(home)}
+    names = {"run": path_word(run), "tag": path_word(home.name), "folder": str(folder)}
     return way_out.format(path=str(path), **names)
+
+
+def _named(folder: Path) -> Path:
+    """With its name, which the folder lacks in which somebody stands."""
+    return folder if folder.name else folder.absolute()
 
 
 def _packed(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
@@ -164,7 +170,7 @@ def _placeholders(shapes: Mapping[str, tuple]) -> tuple[str, str] | None:
 
 def _slice(path: Path) -> tuple[str, str] | None:
     """One of several files, each with a part of most tensors."""
-    for place in (path, path.parent):
+    for place in (path, _named(path.parent)):
         if SLICE.match(place.name):
             others = {f[1] for p in place.parent.iterdir() if (f := SLICE.match(p.name))}
             if len(others) > 1:

@@ -253,7 +253,8 @@ def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     by_wrappers = [(off, "") for off in wrappers]
     others = [(off, on) for on in added for off in wrappers] + [(off, "") for off in removed]
     fits = {change: fit(*change) for change in [*by_wrappers, *others]}
-    best = [change for change in fits if fits[change] == max(fits.values())]
+    most = max(fits.values())
+    best = [change for change in fits if fits[change] == most]
     certain = best[0] in by_wrappers or len(best) == 1
     return _without_inner_wrappers(renamed(*best[0]) if certain else plain, theirs)
 

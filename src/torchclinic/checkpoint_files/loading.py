@@ -245,6 +245,7 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
     """
     state, tied = model.state_dict(keep_vars=True), {}
     found = match(values, state)
+    missing = {*found.missing_keys}
     for name in [name for name, value in state.items() if isinstance(value, Tensor)]:
         tied.setdefault(id(state[name]), []).append(name)
     for names in tied.values():
@@ -258,9 +259,8 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
                 f"{type(model).__name__} ties them. Give a model with a tensor for each."
             )
         values |= dict.fromkeys(homes, values[homes[0]])
-        for name in [name for name in names if name in found.missing_keys]:
-            found.names[name] = homes[0]
-            found.missing_keys.remove(name)
+        found.names |= {name: homes[0] for name in names if name in missing}
+    found.missing_keys = [key for key in found.missing_keys if key not in found.names]
     return found
 
 
@@ -271,7 +271,7 @@ def _bits(value: Tensor) -> Tensor:
 def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:
     """The error for weights that do not fit, with keys, shapes, near names and a way out."""
     fits = f"{len(found.names)} keys fit" if found.names else "no key fits"
-    wanted, there = list(model.state_dict()), {*found.unexpected_keys}
+    wanted, there = list(model.state_dict()) or [""], {*found.unexpected_keys}
     starts = [key.removesuffix(wanted[0]) for key in there if key.endswith(f".{wanted[0]}")][:50]
     if several := sorted(s[:-1] for s in starts if {f"{s}{key}" for key in wanted} <= there):
         way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."

@@ -19,7 +19,9 @@ POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that 
 MORE, LESS = 1.2, 0.9
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS = 600, 200, 0.7
-SPEAKS = r"\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}"
+SPEAKS = (
+    r"\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}"
+)
 LOGGED = r"(?:^|\n)[\[{]|[|@]|\w:\d"
 
 

@@ -6,6 +6,7 @@ regular expression: so none can be slow, and Python and JavaScript agree.
 
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -62,13 +63,15 @@ def find(log: str) -> list[Match]:
         return []
     named = places_of(["Error"], squeezed)
     lines = log.split("\n")
-    firsts = {name: _first(name, places, starts, named) for name in places}
+
+    def is_prose(place: int) -> bool:
+        before = squeezed[starts[bisect_right(starts, place) - 1] : place].lower()
+        return bool(re.search(PROSE, before)) and "error:" not in before
+
+    firsts = {name: _first(name, places, starts, named, is_prose) for name in places}
     matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
     for place, name in sorted(found, key=itemgetter(0)):
         line = bisect_right(starts, place) - 1
-        before = squeezed[starts[line] : place].lower()
-        if re.search(PROSE, before) and "error:" not in before:
-            continue
         text = excerpt(lines[line], place - starts[line])
         whose, at = rank_of(lines, line), (lines, line, place - starts[line])
         matches.append(Match(catalogue()[name], line_of(log, line), text, whose, place=at))
@@ -92,9 +95,13 @@ def other_program(log: str) -> str:
 
 
 def _first(
-    name: str, places: dict[str, list[int]], starts: list[int], named: list[int]
+    name: str,
+    places: dict[str, list[int]],
+    starts: list[int],
+    named: list[int],
+    is_prose: Callable[[int], bool],
 ) -> int | None:
-    """The first place of an entry whose error no more special entry also describes.
+    """The first place of an entry, not in prose, whose error no more special one also describes.
 
     One does if it is at most `NEAR` lines away, or follows before another error is `named`: in a
     window of 80 letters, a list of keys has hundreds of lines.
@@ -108,11 +115,10 @@ def _first(
         if near < len(lines) and lines[near] <= line + NEAR:
             continue
         after = bisect_left(special, place)
-        if after < len(special) and (
-            bisect_right(named, place) == bisect_left(named, special[after])
-        ):
-            continue
-        return place
+        follows = special[after : after + 1]
+        alike = any(bisect_right(named, place) == bisect_left(named, other) for other in follows)
+        if not alike and not is_prose(place):
+            return place
     return None
 
 

@@ -85,12 +85,11 @@ def _brief(address: str) -> str:
 
 def _only_notices(log: str, found: list[Match]) -> bool:
     """Whether `found` are warnings, and the log has no sign of an error but in their lines."""
+    if any(match.error.kind != "warning" for match in found):
+        return False
     patterns = [pattern for match in found for pattern in patterns_of(match.error.id)]
-    lines = signs(log)
-    return all(match.error.kind == "warning" for match in found) and all(
-        any(places_of(pattern, line) for pattern in patterns)
-        for line in (squeeze("\n".join(lines)) if lines else ())
-    )
+    lines = squeeze("\n".join(told)) if (told := signs(log)) else []
+    return all(any(places_of(pattern, line) for pattern in patterns) for line in lines)
 
 
 def as_json(log: str, found: list[Match], **more: object) -> str:
