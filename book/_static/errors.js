@@ -190,14 +190,15 @@
 
   // --- files, whose text comes into the field ---
 
-  /** Files after those that were chosen before; first those that have an error of their own. */
+  /** Files after those that were chosen before; first dumps, then those that have an error of their own. */
   async function showFiles(files) {
     const all = [...gathered, ...files];
     const bytes = all.reduce((sum, file) => sum + file.size, 0);
     if (bytes > MOST) return refuse(tooLong(bytes));
     const texts = await Promise.all(all.map((file) => file.text())).catch(() => []);
-    const own = texts.filter(clinic.fails);
-    await (texts.length ? put([...own, ...texts.filter((text) => !own.includes(text))].join("\n")) : refuse(phrase("unread")));
+    const placed = texts.map((text) => [DUMP.test(text.slice(0, START)) ? 0 : clinic.fails(text) ? 1 : 2, text]);
+    placed.sort(([a], [b]) => a - b);
+    await (texts.length ? put(placed.map(([, text]) => text).join("\n")) : refuse(phrase("unread")));
     gathered = texts.length ? all : [];
   }
 
