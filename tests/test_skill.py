@@ -1,6 +1,7 @@
 """SKILL.md: its commands run and answer as it says, and the pages that it names are there."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,9 +21,13 @@ def test_each_command_runs_and_the_log_s_answer_has_the_fields_that_are_named(tm
     torch.save({"module.weight": torch.ones(2)}, tmp_path / "found.pt")
     (tmp_path / "train.py").write_text("import torch; print(torch.cuda.device_count())")
     printed = {}
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # a command's python is ours
+    env = os.environ | {"PATH": path}
     for line in re.findall(r"^\$ (torchclinic .*)$", SKILL, re.M):
         command = [sys.executable, "-m", *shlex.split(line)]
-        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
         assert run.returncode in ((0, 1) if "doctor" in line else (0,)), run.stderr
         printed[line.split()[1]] = run.stdout
     assert printed.keys() == {"explain", "inspect", "fix", "doctor", "simulate"}
