@@ -70,6 +70,7 @@ def test_the_users_own_sitecustomize_runs_and_a_program_without_torch_runs_as_ev
 
 
 INSIDE = """
+import os, warnings
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -79,8 +80,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():  # by which DTensor learns the shapes of results
     assert torch.empty_strided((2,), (1,), device="cuda:1").uniform_().device.index == 1
 assert not torch.cuda.is_current_stream_capturing()  # PyTorch 2.10's optimizers ask
-dist.init_process_group("nccl")
-torch.cuda.set_device(dist.get_rank())
+mine = torch.device("cuda", int(os.environ["RANK"]))
+torch.cuda.set_device(mine)
+dist.init_process_group("nccl", device_id=mine)
+with warnings.catch_warnings(action="error"):
+    dist.barrier()  # which would ask for a device, if it knew none
 net = torch.nn.Linear(2, 2, device="meta")  # only the group can say where it belongs
 fully_shard(net)
 whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

@@ -1,6 +1,7 @@
 """Files that today's frameworks write are loaded right, or refused with a way out that works."""
 
 import os
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from unittest import mock
 
@@ -9,12 +10,7 @@ import torch
 
 pytest.importorskip("transformers", reason="needs the frameworks: make test-frameworks")
 
-import hugging_face  # noqa: F401
-import other_formats  # noqa: F401
-import quantized  # noqa: F401
-import ranks  # noqa: F401
-import trainers  # noqa: F401
-from cases import MAKERS
+from cases import MAKERS, MODULES
 
 from torchclinic.checkpoint_files import (
     CheckpointError,
@@ -22,6 +18,9 @@ from torchclinic.checkpoint_files import (
     inspect_checkpoint,
     load_into,
 )
+
+for module in MODULES:  # each adds its makers
+    import_module(module)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -1,14 +1,16 @@
 """Which case of an entry a log is about: by the words and numbers of the error's own lines."""
 
+import math
 import re
 from functools import cache
+from itertools import takewhile
 
 from torchclinic.errors.entries import Error, page
 from torchclinic.errors.squeezing import ENVIRONMENT, excerpt, squeeze, unprefixed
 
 AROUND = 30  # lines that may belong to an error, above and below
 NAME = 6  # letters of a word that counts in code
-LONG = 10_000  # letters of a line, of which only what stands around the match is read
+LONG = 10_000  # letters of a line; of a longer one, only what stands around the match is read
 FRAME = "File '|Traceback|$"
 NAMED = r"[\w.]*(?:Error|Exception|Warning)(?![a-z])"
 BULLETS = re.compile(r"(?:^- .*\n?(?:^  .*\n?)*)+", re.MULTILINE)
@@ -79,24 +81,16 @@ def own_lines(lines: list[str], number: int, place: int) -> tuple[str, str]:
     """
     above, below = lines[max(0, number - AROUND) : number], lines[number + 1 : number + AROUND]
     this = lines[number] if len(lines[number]) <= LONG else excerpt(lines[number], place, 1200)
-    texts = [_printed(unprefixed(line[:LONG])) for line in (*above, this, *below)]
-    at = start = len(above)
-    while at >= 0 and not re.match(FRAME, texts[at]):
-        if re.match(NAMED, texts[at]):
-            start = at
-            break
-        at -= 1
-    at = len(above) + 1
-    while at < len(texts) and not re.match(FRAME, texts[at]):
-        at += 1
+    texts = [unprefixed(line[:LONG]) for line in (*above, this, *below)]
+    texts = [re.sub("[^!-~]+", " ", text).strip() for text in texts]
+    here = len(above)
+    upward = takewhile(lambda at: not re.match(FRAME, texts[at]), range(here, -1, -1))
+    start = next((at for at in upward if re.match(NAMED, texts[at])), here)
+    ends = (at for at in range(here + 1, len(texts)) if re.match(FRAME, texts[at]))
     begun = max((n for n in range(start) if texts[n].startswith("Traceback")), default=start)
     code = [re.sub("^File '.*?'", "", text) for text in texts[begun:start]]
-    own = re.sub(ENVIRONMENT, "", " ".join(texts[start:at]), flags=re.ASCII)
+    own = re.sub(ENVIRONMENT, "", " ".join(texts[start : next(ends, None)]), flags=re.ASCII)
     return own, " ".join(code)
-
-
-def _printed(text: str) -> str:
-    return re.sub("[^!-~]+", " ", text).strip()
 
 
 def _named(words: list[list[str]], text: str, least: int = 1) -> bool:
@@ -115,12 +109,9 @@ def _whole(word: str) -> str:
 
 def _holds(rule: str, numbers: dict[str, float]) -> bool:
     """Whether ``a + b > c and d > e``; it does not if one of them is not there."""
-    names = re.findall(r"[a-z_]+", rule.replace(" and ", " "))
-    if not all(name in numbers for name in names):
-        return False
 
-    def total(text: str) -> float:
-        return sum(numbers[name] for name in text.split(" + "))
+    def total(text: str) -> float:  # nan, than which nothing is more, without one of them
+        return sum(numbers.get(name, math.nan) for name in text.split(" + "))
 
     sides = (part.split(" > ") for part in rule.split(" and "))
     return all(total(left) > total(right) for left, right in sides)

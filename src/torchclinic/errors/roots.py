@@ -12,11 +12,7 @@ MOST = 50  # errors that are looked at: all may follow
 ABOVE, MESSAGE = 100, 5  # lines of a traceback, of what an error says
 # The last line of a traceback; a frame; and what is none of the reader's files.
 FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)|[\w./-]{1,100}\.py: .{1,300}"
-TELLING = (
-    "Error",
-    "Exception",
-    ".py: ",
-)  # a line of a failure has one; the last is a program's own
+TELLING = "Error", "Exception", ".py: "  # a failure has one in its line; the last, a program's own
 FRAME = r"(?:File [\"'](.{1,300}?)[\"']|(Cell In ?\[\d{1,5}\])), line (\d{1,7})"
 OF_OTHERS = r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python|<frozen|<string>"
 
