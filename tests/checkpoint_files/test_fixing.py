@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 
 import pytest
 import torch
@@ -348,16 +349,20 @@ def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
         save_file(state, path) if "safe" in whole else torch.save(state, path)
         homes[f"{part}.weight"] = path.name
     first, second = (folder / name for name in homes.values())
-    text = f"one of 2 shards of a model. For the whole, name the folder, or {whole}.index.json in "
-    with pytest.raises(CheckpointError, match=text):
+    text = f"one of 2 shards of a model (with {second.name}). For the whole, name the folder that"
+    with pytest.raises(CheckpointError, match=re.escape(text)):
         fix_checkpoint(first, tmp_path / "y.pt")
-    assert text[:-4] in " ".join(repr(inspect_checkpoint(first)).split())
+    assert text in " ".join(repr(inspect_checkpoint(first)).split())
+    both = nn.ModuleDict({name: nn.LayerNorm(2, bias=False) for name in ("embed", "head")})
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        load_into(both, first)
     embed = nn.ModuleDict({"embed": nn.LayerNorm(2, bias=False)})
     assert list(fix_checkpoint(first, tmp_path / "y.pt", model=embed).names) == ["embed.weight"]
 
     (folder / "training_args.bin").write_bytes(b"of no interest")
+    load_into(both, folder)  # without an index, all shards together are the model
     second.rename(tmp_path / "second")
-    with pytest.raises(CheckpointError, match="The index is not there"):
+    with pytest.raises(CheckpointError, match=f"; not here: {second.name}"):
         fix_checkpoint(folder, tmp_path / "y.pt")
     (tmp_path / "second").rename(second)
     (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": homes}))

@@ -280,7 +280,7 @@ def test_the_lines_run(tmp_path, monkeypatch):
     torch.manual_seed(7)
     model, names = nn.Linear(4, 3), {"torch": torch}
     launch(save_rows, tmp_path, world_size=2, backend="gloo", show="none")
-    names |= {"NAMES_BY_RANK": ["rank0.pt", "rank1.pt"]}
+    assert "shards only (with rank1.pt)" in inspect_checkpoint("rank0.pt").advice[0]
     exec(told_line(tmp_path / "rank0.pt"), names)
     assert same(model, loaded("whole.pt"))
     torch.export.save(torch.export.export(model, (torch.ones(1, 4),)), "x.pt2")
@@ -299,6 +299,21 @@ def loaded(path):
     model = nn.Linear(4, 3)
     model.load_state_dict(torch.load(path))
     return model
+
+
+def test_a_file_of_one_of_several_ranks_names_the_others(tmp_path):
+    names = ["x_rank_0.pt", "x_rank_1.pt", "lora_rank8.pt", "lora_rank16.pt", "world_size_3_rank_1"]
+    for name in names:
+        saved(tmp_path, {"w": torch.ones(2)}, name)
+    part = "one of 2 ranks' files (with x_rank_1.pt). If each rank saved its own shards"
+    assert part in " ".join(repr(inspect_checkpoint(tmp_path / "x_rank_0.pt")).split())
+    assert part in " ".join(repr(fix_checkpoint(tmp_path / "x_rank_0.pt", tmp_path / "y")).split())
+    for model in (nn.LayerNorm(2), nn.LayerNorm(4)):
+        with pytest.raises(CheckpointError, match=re.escape(part)):
+            load_into(model, tmp_path / "x_rank_0.pt")
+    assert "ranks' files" not in repr(inspect_checkpoint(tmp_path / "lora_rank8.pt"))
+    missing = "; not here: world_size_3_rank_0, world_size_3_rank_2)."
+    assert missing in " ".join(repr(inspect_checkpoint(tmp_path / names[-1])).split())
 
 
 def test_a_folder_of_deepspeeds_with_whole_weights_gives_those(tmp_path):

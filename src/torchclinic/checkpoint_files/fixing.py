@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config
 
 from torchclinic.checkpoint_files import weights
-from torchclinic.checkpoint_files.foreign import what_it_is
+from torchclinic.checkpoint_files.foreign import SHARD, part_note, what_it_is
 from torchclinic.checkpoint_files.keys import (
     COUNTER,
     clean_names,
@@ -29,7 +29,6 @@ from torchclinic.checkpoint_files.reading import (
     Checkpoint,
     CheckpointError,
     open_checkpoint,
-    shard_note,
 )
 from torchclinic.checkpoint_files.reports import Report, lines, some
 from torchclinic.modules import unwrapped
@@ -108,7 +107,11 @@ def fix_checkpoint(
         raise CheckpointError(f"{target} is the source: name another file.")
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise CheckpointError(f"{target} is write-protected: name another file, or chmod +w it.")
-    if model is None and (note := shard_note(checkpoint.path)):
+    if (
+        model is None
+        and SHARD.search(checkpoint.path.name)
+        and (note := part_note(checkpoint.path))
+    ):
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
     where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
     found, rest = weights.split(state, checkpoint.path)
@@ -139,7 +142,9 @@ def fix_checkpoint(
     versions = getattr(state, "_metadata", None) or {}
     versions = renamed_versions(versions, {old: new for new, old in names.items()})
     _write(checkpoint, values, target, versions)
-    done.text = lines(file=f"{src} -> {target}", **_rows(done, target, where, devices))
+    done.text = lines(
+        file=f"{src} -> {target}", **_rows(done, checkpoint.path, target, where, devices)
+    )
     return done
 
 
@@ -173,13 +178,16 @@ def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str
     return dict(counts)
 
 
-def _rows(done: Report, target: Path, where: str, devices: Mapping[str, int]) -> dict[str, Any]:
+def _rows(
+    done: Report, path: Path, target: Path, where: str, devices: Mapping[str, int]
+) -> dict[str, Any]:
     """The rows of the report."""
     kind = "safetensors" if target.suffix == ".safetensors" else "torch"
     at = f", from {where!r}" if where else ""
     renamed = {old: new for new, old in done.names.items() if old != new}
     tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
     return {
+        "part": part_note(path),
         "wrote": f"{kind}, {in_bytes(target.stat().st_size)}: {len(done.names)} entries{at}",
         "taken_off": prefix_notes(removed_prefixes(renamed), done.dropped),
         "renamed": some((f"{a} -> {b}" for a, b in renamed.items()), 1),

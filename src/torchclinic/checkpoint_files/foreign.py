@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from torchclinic.checkpoint_files.pickles import StandIn
-from torchclinic.checkpoint_files.reports import path_word
+from torchclinic.checkpoint_files.reports import path_word, some
 
 ORIGINAL = "Load it by the program that wrote it, or take the model that it was made from."
 FROM = (
@@ -48,15 +48,15 @@ ZERO = (
     "zero_to_fp32 {run} whole -t {tag}"
 )
 RANKS = (
-    "the file holds one rank's shards only. If you have all ranks' files, and trust them: files = "
-    "[torch.load(name, 'cpu', weights_only=False) for name in NAMES_BY_RANK]; torch.save({{k: "
+    "the file holds one rank's shards only{of}. If you have all ranks' files, and trust them: "
+    "files = [torch.load(name, 'cpu', weights_only=False) for name in {ranks}]; torch.save({{k: "
     "torch.cat([file[k].to_local() for file in files]) if hasattr(v, 'to_local') else v for k, v "
     "in files[0].items()}}, 'whole.pt') joins them, if sharded once, by rows. Or save again, with "
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))."
 )
 FSDP1 = (
-    "the file holds one rank's shards only. On as many ranks as wrote it, load each rank's file "
-    "into the model under FSDP, with the StateDictType of then; save the model's state dict with "
+    "the file holds one rank's shards only{of}. On as many ranks as wrote it, load each rank's "
+    "file into the model under FSDP, with the StateDictType of then; save the model's state dict with "
     "FULL_STATE_DICT."
 )
 # What is in the name of a tensor's class, and what to say of it.
@@ -82,6 +82,14 @@ MERGES = {  # by how the first key begins
     "pipe.fuse_lora()",
     "": "by the program that wrote the file",
 }
+# In names of files of which each has a part: Hugging Face's, and those that ranks save.
+SHARD = re.compile(r"-(\d+)-of-0*(\d{1,4})(?=\.\w+$)")
+RANK = re.compile(r"(?<![^\W_])(?:rank|shard)[._-]?(\d{1,4})(?!\d)")
+RANKS_SAID = re.compile(r"world_size_(\d{1,4})(?!\d)")
+RANKS_APART = (
+    "If each rank saved its own shards, load each into the model as it was wrapped then, on as "
+    "many ranks, and save that whole; if all ranks saved the same, as under DDP, one file is the model."
+)
 # Slices of tensors: Megatron's, and DeepSpeed's of a parallel model.
 SLICE = re.compile(r"mp_rank_(\d\d)")
 MEGATRON = (
@@ -106,7 +114,51 @@ def filled(way_out: str, path: Path) -> str:
     above = 1 if STEP.fullmatch(home.name) else 2 if SLICE.match(home.name) else 0
     run = [home, *home.parents][min(above, len(home.parents))]
     names = {"run": path_word(run), "tag": path_word(home.name), "folder": str(folder)}
+    every = parts_of(path)
+    names["of"] = f" ({_others(path, every)})" if every else ""
+    names["ranks"] = repr([str(path.with_name(n)) for n in every]) if every else "NAMES_BY_RANK"
     return way_out.format(path=str(path), **names)
+
+
+def parts_of(path: Path) -> list[str]:
+    """The names of the files of which this is one, whether they are there or not; else none."""
+    found = SHARD.search(path.name) or RANK.search(path.name)
+    if not found:
+        return []
+    begin, end = path.name[: found.start(1)], path.name[found.end(1) :]
+    if found.re is SHARD:
+        numbers, width = range(1, int(found[2]) + 1), len(found[1])
+    else:
+        beside = re.compile(rf"{re.escape(begin)}(\d{{1,4}}){re.escape(end)}")
+        there = [r[1] for p in path.parent.glob("*") if (r := beside.fullmatch(p.name))]
+        width, said = min(map(len, there), default=1), RANKS_SAID.search(path.name)
+        last = int(said[1]) - 1 if said else max(map(int, there), default=0)
+        # Without a first one, it may be the rank of an adapter.
+        numbers = range(last + 1) if said or 0 in map(int, there) else range(0)
+    return [f"{begin}{i:0{width}}{end}" for i in numbers] if len(numbers) > 1 else []
+
+
+def _others(path: Path, names: list[str]) -> str:
+    """The other files of which this is one, and which of them are not there."""
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    others = some(name for name in names if name != path.name)
+    return f"with {others}{'; not here: ' * bool(missing)}{some(missing)}"
+
+
+def part_note(path: Path) -> str:
+    """What to say of a file that is one shard of several, by its name; else nothing.
+
+    >>> part_note(Path("hf/model-00001-of-00002.safetensors"))[:74]
+    'one of 2 shards of a model (with model-00002-of-00002.safetensors; not her'
+    """
+    if not (names := parts_of(path)):
+        return ""
+    if SHARD.search(path.name):
+        return (
+            f"one of {len(names)} shards of a model ({_others(path, names)}). For the whole, "
+            f"name the folder that has them all ({path_word(path.parent)})."
+        )
+    return f"by its name one of {len(names)} ranks' files ({_others(path, names)}). {RANKS_APART}"
 
 
 def _named(folder: Path) -> Path:

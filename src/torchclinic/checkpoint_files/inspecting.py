@@ -124,9 +124,10 @@ def _checksums(checkpoint: reading.Checkpoint, wanted: bool) -> str:
 
 def _advice(found: Report, path: Path) -> Iterator[str]:
     """Sentences on what to do next."""
-    if note := reading.shard_note(path):
+    if note := foreign.part_note(path):
         yield f"This is {note}"
-        return
+        if foreign.SHARD.search(path.name):
+            return
     if found.imports:
         yield (
             "torch.load refuses this file unless weights_only=False, which imports what is listed "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoint_files.foreign import what_it_is
+from torchclinic.checkpoint_files.foreign import part_note, what_it_is
 from torchclinic.checkpoint_files.keys import COUNTER, Match, match, renamed_versions
 from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
@@ -275,7 +275,9 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
     starts = [key.removesuffix(wanted[0]) for key in there if key.endswith(f".{wanted[0]}")][:50]
     if several := sorted(s[:-1] for s in starts if {f"{s}{key}" for key in wanted} <= there):
         way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."
+    if note := part_note(Path(where)):
+        way_out = f"The file is {note}"
     return CheckpointError(
         f"{where} does not fit {type(model).__name__}: {fits}, {', '.join(found.problems())}."
-        f"{f' {way_out}' if found.names or several else ''}"
+        f"{f' {way_out}' if found.names or several or note else ''}"
     )

@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from torchclinic import UserError, printable
-from torchclinic.checkpoint_files.foreign import ZERO, filled
+from torchclinic.checkpoint_files.foreign import SHARD, ZERO, filled, part_note, parts_of
 from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
 from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
 from torchclinic.tables import in_bytes
@@ -44,7 +44,6 @@ THE_WEIGHTS = {
     for end in ("safetensors", "bin")
 }
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
-SHARD = re.compile(r"-\d+-of-0*(\d+)(?=\.\w+$)")  # in the names of Hugging Face's
 
 # How files begin that are taken for checkpoints.
 OTHERS = {b"\x89HDF": "HDF5, which Keras writes"}
@@ -176,7 +175,7 @@ def _read(path: Path) -> Checkpoint:
             f"{path}: a part of {folder}, {FOLDERS['.metadata'].format(word(folder))}"
         )
     if path.name.endswith(".index.json"):
-        return _read_shards(path)
+        return _read_index(path)
     with open(path, "rb") as file:
         head = file.read(512)
     if head.startswith(b"PK\x03\x04"):
@@ -314,8 +313,11 @@ def _read_folder(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: a step of DeepSpeed's. {filled(ZERO, path)}")
     if len(indices) == 1:
         return _open_inside(path, indices[0])
-    if weights and not indices and (note := shard_note(path / weights[0])):
-        raise CheckpointError(f"{path}: {weights[0]} is {note} The index is not there: copy it.")
+    shards = [name for name in weights if SHARD.search(name) and not indices]
+    for first in [path / name for name in shards if parts_of(path / name)][:1]:
+        if (names := parts_of(first)) == weights:
+            return _read_shards(path, names)
+        raise CheckpointError(f"{first}: {part_note(first)}")
     if len(weights) == 1:
         return _open_inside(path, weights[0])
     inside = some(names, 8) or "it is empty"
@@ -344,35 +346,33 @@ def _open_inside(folder: Path, name: str) -> Checkpoint:
     return open_checkpoint(folder / name)
 
 
-def shard_note(path: Path) -> str:
-    """What to say of a file that is one shard of several, by its name; else nothing.
-
-    >>> shard_note(Path("hf/model-00001-of-00002.safetensors"))[:45]
-    'one of 2 shards of a model. For the whole, na'
-    """
-    found = SHARD.search(path.name)
-    if not found or int(found[1]) < 2:
-        return ""
-    index = f"{SHARD.sub('', path.name)}.index.json"
-    return f"one of {found[1]} shards of a model. For the whole, name the folder, or {index} in it."
-
-
-def _read_shards(index: Path) -> Checkpoint:
+def _read_index(index: Path) -> Checkpoint:
     """Hugging Face's: a JSON file says in which shard each key lies."""
     if (size := index.stat().st_size) > LARGEST_INDEX:
         raise CheckpointError(f"{index}: an index of {in_bytes(size)}, which no model needs.")
     homes = json.loads(index.read_text(), object_pairs_hook=_dict_of_once)["weight_map"]
-    whole, shards = Checkpoint(index, "", {}, [index]), {}
-    for name in sorted(set(homes.values())):
+    whole = _read_shards(index, sorted(set(homes.values())), homes)
+    whole.files.append(index)
+    return whole
+
+
+def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = None) -> Checkpoint:
+    """All of a folder's; without an index, that of the folder, each key is where it is."""
+    folder = index if homes is None else index.parent
+    whole, shards = Checkpoint(index, "", {}, []), {}
+    for name in names:
         if Path(name).name != name or name.endswith(".index.json"):
             raise CheckpointError(f"{index}: it names {name!r}, which is no shard beside it.")
-        if not (index.parent / name).is_file():
+        if not (folder / name).is_file():
             raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
-        shards[name] = shard = _open_inside(index.parent, name)
+        shards[name] = shard = _open_inside(folder, name)
         whole.files += shard.files
         whole.imports += shard.imports
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
+    if homes is None:
+        trees = {n: s.tree if isinstance(s.tree, dict) else [n] for n, s in shards.items()}
+        homes = {key: name for name, tree in trees.items() for key in tree}
     for key, name in homes.items():
         if not isinstance(shards[name].tree, dict) or key not in shards[name].tree:
             raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
