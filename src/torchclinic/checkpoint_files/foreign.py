@@ -56,8 +56,8 @@ RANKS = (
 )
 FSDP1 = (
     "the file holds one rank's shards only{of}. On as many ranks as wrote it, load each rank's "
-    "file into the model under FSDP, with the StateDictType of then; save the model's state dict with "
-    "FULL_STATE_DICT."
+    "file into the model under FSDP, with the StateDictType of then; save the model's state dict "
+    "with FULL_STATE_DICT."
 )
 # What is in the name of a tensor's class, and what to say of it.
 CLASSES = {
@@ -88,7 +88,8 @@ RANK = re.compile(r"(?<![^\W_])(?:rank|shard)[._-]?(\d{1,4})(?!\d)")
 RANKS_SAID = re.compile(r"world_size_(\d{1,4})(?!\d)")
 RANKS_APART = (
     "If each rank saved its own shards, load each into the model as it was wrapped then, on as "
-    "many ranks, and save that whole; if all ranks saved the same, as under DDP, one file is the model."
+    "many ranks, and save that whole; if all ranks saved the same, as under DDP, one file is the "
+    "model."
 )
 # Slices of tensors: Megatron's, and DeepSpeed's of a parallel model.
 SLICE = re.compile(r"mp_rank_(\d\d)")

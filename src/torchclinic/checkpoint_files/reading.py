@@ -315,8 +315,8 @@ def _read_folder(path: Path) -> Checkpoint:
         return _open_inside(path, indices[0])
     shards = [name for name in weights if SHARD.search(name) and not indices]
     for first in [path / name for name in shards if parts_of(path / name)][:1]:
-        if (names := parts_of(first)) == weights:
-            return _read_shards(path, names)
+        if parts_of(first) == shards:
+            return _read_shards(path, shards)
         raise CheckpointError(f"{first}: {part_note(first)}")
     if len(weights) == 1:
         return _open_inside(path, weights[0])
