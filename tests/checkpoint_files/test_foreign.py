@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 import types
 
 import pytest
@@ -386,3 +387,23 @@ def test_every_way_out_has_its_names_filled_in(tmp_path):
         assert "{folder" not in foreign.filled(way_out, path)
     for words in foreign.CLASSES.values():
         assert "{path" not in foreign.filled(words, path)
+
+
+def test_averages_in_a_list_are_named_with_the_line_that_takes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, average = nn.Linear(4, 3), nn.Linear(4, 3)
+    lists = [{"shadow.params": [p.detach() for p in average.parameters()]}]
+    saved(tmp_path, {"model": model.state_dict(), "ema": lists, "rng": [torch.ones(2)] * 2})
+    found = inspect_checkpoint("x.pt")
+    assert list(re.findall("or take +(.*?):", repr(found))) == ["ema.0.shadow.params"]
+    report = " ".join(repr(load_into(nn.Linear(4, 3), "x.pt")).split())
+    line = re.search(r"for p, new.*_\(new\)", report)[0]
+    exec(line, {"torch": torch, "model": model})
+    assert same(model, average)
+
+
+def test_many_names_of_one_long_list_take_a_moment(tmp_path):
+    row = [torch.ones(1)] * 30_000 + [1]
+    started = time.perf_counter()
+    inspect_checkpoint(saved(tmp_path, [row] * 30_000))
+    assert time.perf_counter() - started < 30

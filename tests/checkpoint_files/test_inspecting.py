@@ -175,3 +175,23 @@ def test_a_header_whose_length_begins_as_a_pickle_does_is_safetensors(tmp_path):
     else:
         pytest.fail("no header of such a length")
     assert list(inspect_checkpoint(tmp_path / "x").keys) == ["w"]
+
+
+OF_THE_RUN = {
+    "dino_loss": {"center": torch.ones(1, 2)},
+    "sampler": {"order": torch.arange(3)},
+    "train_state": {"step": torch.tensor(3.0), "tokens": torch.tensor(4)},
+    "criterion": {"weight": torch.ones(3)},
+    "seen": {"images": torch.arange(4)},
+    "counts": {"loss": torch.tensor(0.5)},
+}
+
+
+@pytest.mark.parametrize("kind", OF_THE_RUN)
+def test_what_a_run_keeps_is_not_offered_as_weights(kind, tmp_path):
+    thing = {"generator": net().state_dict(), kind: OF_THE_RUN[kind]}
+    found = inspect_checkpoint(saved(tmp_path, thing))
+    assert found.weights_at == "generator"
+    assert "or take" not in repr(found)
+    thing |= {"discriminator": net().state_dict()}
+    assert f"'{kind}'" not in inspect_checkpoint(saved(tmp_path, thing)).advice[0]

@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel
 from torch.nn.utils import parametrizations, weight_norm
+from torch.optim.swa_utils import AveragedModel
 
-from torchclinic.checkpoint_files import CheckpointError, load_into
+from torchclinic.checkpoint_files import CheckpointError, fix_checkpoint, load_into
 from torchladder.launching import launch
 
 
@@ -301,3 +302,24 @@ def test_a_batch_norm_of_today_that_lacks_its_counter_is_refused_as_torch_does()
     with pytest.raises(CheckpointError, match=r"1 missing \(num_batches_tracked\)"):
         load_into(model, state)
     assert torch.equal(model.weight, torch.ones(2))
+
+
+def test_other_weights_in_the_file_are_named_as_left_out(tmp_path):
+    weights = {"state_dict": nn.Linear(2, 1), "state_dict_ema": nn.Linear(2, 1)}
+    path = saved(tmp_path, {k: m.state_dict() for k, m in weights.items()} | {"rng": [1, 2]})
+    for key, other in [(None, "state_dict_ema"), ("state_dict_ema", "state_dict")]:
+        report = load_into(nn.Linear(2, 1), path, key=key)
+        assert f"left out    {other}: weights too; key='{other}' takes them" in repr(report)
+    whole = saved(tmp_path, {"model": {"state": nn.Linear(2, 1).state_dict()}})
+    assert "left out" not in repr(load_into(nn.Linear(2, 1), whole))
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, DataParallel])
+def test_the_counter_of_averages_is_left_out_in_whatever_wrapper(wrap, tmp_path):
+    model, fresh = nn.Linear(2, 1), nn.Linear(2, 1)
+    path = saved(tmp_path, wrap(AveragedModel(model)).state_dict())
+    load_into(fresh, path)
+    assert torch.equal(fresh.weight, model.weight)
+    report = fix_checkpoint(path, tmp_path / "fixed.pt")
+    assert list(report.names) == ["weight", "bias"]
+    assert [*report.dropped.values()] == ["AveragedModel's counter"]

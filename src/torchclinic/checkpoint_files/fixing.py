@@ -16,8 +16,8 @@ from torch.utils.serialization import config
 from torchclinic.checkpoint_files import weights
 from torchclinic.checkpoint_files.foreign import SHARD, part_note, what_it_is
 from torchclinic.checkpoint_files.keys import (
-    COUNTER,
     clean_names,
+    is_counter,
     prefix_notes,
     removed_prefixes,
     renamed_versions,
@@ -113,20 +113,20 @@ def fix_checkpoint(
         and (note := part_note(checkpoint.path))
     ):
         raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
-    where, state = weights.choose(checkpoint.tree, checkpoint.path, key)
-    found, rest = weights.split(state, checkpoint.path)
+    where, at, state = weights.choose(checkpoint.tree, checkpoint.path, key)
+    found, rest = weights.split(state, checkpoint.path, at)
     if where and isinstance(checkpoint.tree, dict):
         ours, beside = f"{where}.", {f"{k}.": (k, v) for k, v in checkpoint.tree.items()}
         apart = [key for key in beside if not (ours.startswith(key) or key.startswith(ours))]
         rest |= dict(beside[key] for key in apart)
-    what = what_it_is(state, checkpoint.path)
+    what = what_it_is(state, checkpoint.path, at)
     if what and (model is None or dtype):
         raise CheckpointError(f"{checkpoint.path}: {what}")
     names = _names(checkpoint, found, model, what)
     dropped = weights.described(rest)
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
-        dropped[old] = "AveragedModel's counter" if old == COUNTER else "the model has no such key"
+        dropped[old] = "AveragedModel's counter" if is_counter(old) else "the model has no such key"
     values = {new: found[old] for new, old in names.items()}
     tensors = weights.tensors_in(values)
     devices = Counter(map(checkpoint.device, tensors.values()))

@@ -64,8 +64,8 @@ CLASSES = {
     ".DTensor": f"is a DTensor: {RANKS}",
     ".ShardedTensor": f"is FSDP1's ShardedTensor: {FSDP1}",
     "torchao.": "is quantized by torchao. With it: torch.save({{k: v.dequantize() if 'torchao' in "
-    "type(v).__module__ else v for k, v in torch.load({path!r}, weights_only=False).items()}}, "
-    "'whole.pt'), if you trust the file; of a file with parts, of the part that has the weights.",
+    "type(v).__module__ else v for k, v in torch.load({path!r}, weights_only=False){at}.items()}}, "
+    "'whole.pt'), if you trust the file.",
     "_rebuild_qtensor": "is quantized. Convert it where it was made: dequantize().",
     "_rebuild_sparse": "is sparse. Convert it where it was made: to_dense().",
     "_rebuild_meta": "is of the meta device: its numbers were never there, or not saved.",
@@ -99,17 +99,22 @@ MEGATRON = (
 )
 
 
-def what_it_is(state: Mapping[Any, Any], path: Path) -> str:
-    """What a state dict holds in place of a model's weights, and the way out; else nothing."""
+def what_it_is(state: Mapping[Any, Any], path: Path, at: str = "") -> str:
+    """What a state dict holds in place of a model's weights, and the way out; else nothing.
+
+    `at` is how Python takes it out of what the file holds: ``['model']``.
+    """
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and isinstance(k, str)}
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     dtypes = {key: str(value.dtype).removeprefix("torch.") for key, value in tensors.items()}
     found = _adapter(shapes, path) or _placeholders(shapes) or _packed(dtypes) or _slice(path)
-    return f"Not the weights of a model but {found[0]}. {filled(found[1], path)}" if found else ""
+    return (
+        f"Not the weights of a model but {found[0]}. {filled(found[1], path, at)}" if found else ""
+    )
 
 
-def filled(way_out: str, path: Path) -> str:
-    """The way out with the names of this file, and of its folder."""
+def filled(way_out: str, path: Path, at: str = "") -> str:
+    """The way out with the names of this file, of its folder, and of the place in it."""
     folder = path if path.is_dir() else path.parent
     home = _named(folder)
     above = 1 if STEP.fullmatch(home.name) else 2 if SLICE.match(home.name) else 0
@@ -118,7 +123,7 @@ def filled(way_out: str, path: Path) -> str:
     every = parts_of(path)
     names["of"] = f" ({_others(path, every)})" if every else ""
     names["ranks"] = repr([str(path.with_name(n)) for n in every]) if every else "NAMES_BY_RANK"
-    return way_out.format(path=str(path), **names)
+    return way_out.format(path=str(path), at=at, **names)
 
 
 def parts_of(path: Path) -> list[str]:
@@ -231,8 +236,8 @@ def _slice(path: Path) -> tuple[str, str] | None:
     return None
 
 
-def why_unread(tensor: StandIn, path: Path) -> str:
+def why_unread(tensor: StandIn, path: Path, at: str = "") -> str:
     """What to say of a tensor that is more than plain numbers, after its name."""
     parts = [tensor, *(tensor.args or ())]
     name = " ".join(part.name for part in parts if isinstance(part, StandIn))
-    return filled(next(words for kind, words in CLASSES.items() if kind in name), path)
+    return filled(next(words for kind, words in CLASSES.items() if kind in name), path, at)

@@ -73,11 +73,11 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     checkpoint = reading.open_checkpoint(path)
     where, keys, every, names, note = None, {}, {}, {}, ""
     try:
-        where, state = weights.choose(checkpoint.tree, checkpoint.path)
+        where, at, state = weights.choose(checkpoint.tree, checkpoint.path)
         keys = every = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         names = clean_names(checkpoint.path, keys, checkpoint.tree)
-        every = weights.tensors_in(weights.split(state, checkpoint.path)[0])  # or fix refuses
-        note = foreign.what_it_is(state, checkpoint.path)
+        every = weights.tensors_in(weights.split(state, checkpoint.path, at)[0])  # or fix refuses
+        note = foreign.what_it_is(state, checkpoint.path, at)
     except reading.CheckpointError as error:
         note = str(error)
     groups = weights.ties(keys)
@@ -98,8 +98,8 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
         imports=checkpoint.imports,
     )
     found.advice = [note] if note else list(_advice(found, Path(path)))
-    others = [name for name in weights.state_dicts(checkpoint.tree) if name != where]
-    others += [f"{where}.{name}".removeprefix(".") for name in weights.models_in(keys)]
+    others = weights.not_taken(checkpoint.tree, where, checkpoint.path)
+    others |= {f"{where}.{name}".removeprefix("."): "" for name in weights.models_in(keys)}
     found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", every, others)
     return found
 
@@ -149,8 +149,8 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."
 
 
-def _text(found: Report, head: str, every: Mapping[str, Tensor], others: list[str]) -> str:
-    """The report; `others` are the state dicts that are not taken unless they are named.
+def _text(found: Report, head: str, every: Mapping[str, Tensor], others: Mapping[str, str]) -> str:
+    """The report; `others` are not taken unless they are named, or as is said there.
 
     `every` has the tensors in extra state, too.
     """
@@ -172,7 +172,10 @@ def _text(found: Report, head: str, every: Mapping[str, Tensor], others: list[st
         not_finite=finite,
         holds=ends(holds),
         or_take=ends(
-            [f"{word(name) if name else 'the top level'}: {key_option(name)}" for name in others]
+            [
+                f"{word(name) if name else 'the top level'}: {way_out or key_option(name)}"
+                for name, way_out in others.items()
+            ]
         ),
         table="\n" + "\n".join([*_table(keys), ""]) if keys else "",
         total=total if keys else "",

@@ -46,15 +46,25 @@ def strip_leading_wrappers(key: str) -> str:
     return ".".join(dropwhile(WRAPPERS.__contains__, key.split(".")))
 
 
+def is_counter(key: str) -> bool:
+    """Whether it is AveragedModel's counter, in whatever wrappers.
+
+    >>> is_counter("_orig_mod.n_averaged"), is_counter("head.n_averaged")
+    (True, False)
+    """
+    return strip_leading_wrappers(key) == COUNTER
+
+
 def removed_prefixes(names: Mapping[str, str]) -> dict[str, int]:
     """The prefixes that a renaming of keys removes, and from how many keys.
 
-    >>> removed_prefixes({"module.fc.bias": "fc.bias", "0._orig_mod.bias": "0.bias"})
+    >>> removed_prefixes({"module.fc.bias": "fc.bias", "model._orig_mod.bias": "model.bias"})
     {'module.': 1, '_orig_mod.': 1}
     """
     found: Counter[str] = Counter()
     for old, new in names.items():
-        inner = "".join(f"{part}." for part in old.split(".") if part in WRAPPERS)
+        gone = Counter(old.split(".")) - Counter(new.split("."))
+        inner = "".join(f"{part}." for part in gone if part in WRAPPERS)
         found[old.removesuffix(new) if old.endswith(new) else inner] += 1
     return {prefix: count for prefix, count in found.items() if prefix}
 
@@ -68,7 +78,7 @@ def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
     parts = prefix.split(".")[:-1]
     known = {part: WRAPPERS[part] for part in WRAPPERS if part != "model" or LIGHTNING in keys}
     makers = [known.get(part, "a model with this one as a part") for part in parts]
-    if COUNTER in keys and "module" in parts:
+    if "module" in parts and any(map(is_counter, keys)):
         makers[parts.index("module")] = "AveragedModel"
     return " over ".join(maker for maker, _ in groupby(makers))
 
@@ -98,10 +108,12 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     >>> clean_names("x.pt", ["_orig_mod.module.fc.weight", "_orig_mod.module.module.bias"])
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
-    names = {key: drop_segments(key) for key in keys}
-    averaged = COUNTER in names and all(n.startswith("module.") for n in names if n != COUNTER)
-    if averaged:  # else it is a buffer of the model's own
-        del names[COUNTER]
+    every = {key: drop_segments(key) for key in keys}
+    names = {key: name for key, name in every.items() if not is_counter(key)}
+    counters = [name.removesuffix(COUNTER) for key, name in every.items() if is_counter(key)]
+    averaged = bool(counters) and all(n.startswith(f"{counters[0]}module.") for n in names.values())
+    if not averaged:  # it is a buffer of the model's own
+        names = every
     times = max(1 + averaged, min(map(_modules_in_front, names), default=1))
     for prefix in ["module."] * times + ["model."] * (LIGHTNING in beside):
         if all(new.startswith(prefix) for new in names.values()):
@@ -184,7 +196,9 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     {'weight': 'module.weight', 'bias': 'module.bias'}
     """
     goal = {drop_segments(key): key for key in target}  # parts of the model may be compiled
-    ours = {key: _shape(value) for key, value in source.items() if key != COUNTER or key in goal}
+    ours = {
+        key: _shape(value) for key, value in source.items() if key in goal or not is_counter(key)
+    }
     theirs = {new: _shape(target[key]) for new, key in goal.items()}
     names = _best_names(ours, theirs)
     pairs = {key: new for key, new in names.items() if new in goal}

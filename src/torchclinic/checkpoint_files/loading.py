@@ -1,7 +1,7 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from torchclinic.checkpoint_files.foreign import part_note, what_it_is
-from torchclinic.checkpoint_files.keys import COUNTER, Match, match, renamed_versions
+from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
 from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, some
-from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, split, tensors_in
+from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, not_taken, split, tensors_in
 from torchclinic.modules import unwrapped
 
 FITS = "load_into(..., strict=False) loads what fits."
@@ -72,30 +72,15 @@ def load_into(
     loaded      2 keys, 2 of them under another name
     other shape 2: 1.weight, 1.bias
     """
-    plain, checkpoint = unwrapped(model), None
-    if isinstance(source, str | Path):
-        checkpoint = open_checkpoint(source)
-    where = source if checkpoint else "This state dict"
+    plain = unwrapped(model)
+    checkpoint = open_checkpoint(source) if isinstance(source, str | Path) else None
+    where, tree = (source, checkpoint.tree) if checkpoint else ("This state dict", source)
+    name, at, state = choose(tree, where, key)
     ours = plain.state_dict()
-    state = choose(checkpoint.tree if checkpoint else source, where, key)[1]
-    values, _ = split(state, where, ours)
-    if empty := [k for k, value in ours.items() if getattr(value, "is_meta", False)]:
-        raise CheckpointError(
-            f"{type(plain).__name__}: {empty[0]!r} is on the meta device, which holds no numbers: "
-            "model.to_empty(device=...) first."
-        )
-    if lazy := [k for k, value in ours.items() if nn.parameter.is_lazy(value)]:
-        raise CheckpointError(
-            f"{type(plain).__name__}: {lazy[0]!r} has no shape yet. Call the model on a batch."
-        )
-    if sharded := [k for k, value in ours.items() if hasattr(value, "full_tensor")]:  # a DTensor
-        raise CheckpointError(
-            f"{type(plain).__name__}: {sharded[0]!r} is sharded. torch.distributed.checkpoint."
-            "state_dict.set_model_state_dict(model, weights, options=StateDictOptions("
-            "full_state_dict=True)) loads whole weights into it."
-        )
+    values, _ = split(state, where, at, ours)
+    _refuse_unready(plain, ours)
     found = match_model(where, values, plain)
-    what = what_it_is(state, checkpoint.path if checkpoint else Path())
+    what = what_it_is(state, checkpoint.path if checkpoint else Path(), at)
     may_know = strict and any(map(_runs_code, plain.modules()))  # as bitsandbytes' layers do
     if what and found.problems() and not may_know:
         raise CheckpointError(f"{where}: {what}")
@@ -105,25 +90,66 @@ def load_into(
         checkpoint.verify(tensors_in(values).items())
     versions = getattr(state, "_metadata", None)
     try:
-        made = counted(_load(where, values, found, strict, plain, ours, versions))
+        made = _load(where, values, found, strict, plain, ours, versions)
     except CheckpointError as error:
         if what:
             raise CheckpointError(f"{where}: {what}") from error
         raise
-    pairs = [(values[old], ours.get(k)) for k, old in found.names.items()]
+    others = not_taken(tree, name, where).items()
+    beside = {n: way_out for n, way_out in others if not f"{name}.".startswith(f"{n}." * bool(n))}
+    return _report(values, found, ours, made, beside)
+
+
+# What a tensor of the model's is that no weights can be loaded into, and the way out.
+UNREADY: list[tuple[Callable[[Any], bool], str]] = [
+    (
+        lambda value: getattr(value, "is_meta", False),
+        "is on the meta device, which holds no numbers: model.to_empty(device=...) first.",
+    ),
+    (nn.parameter.is_lazy, "has no shape yet. Call the model on a batch."),
+    (
+        lambda value: hasattr(value, "full_tensor"),  # a DTensor
+        "is sharded. torch.distributed.checkpoint.state_dict.set_model_state_dict(model, weights, "
+        "options=StateDictOptions(full_state_dict=True)) loads whole weights into it.",
+    ),
+]
+
+
+def _refuse_unready(model: nn.Module, ours: Mapping[str, Any]) -> None:
+    for is_unready, words in UNREADY:
+        for key in [key for key, value in ours.items() if is_unready(value)][:1]:
+            raise CheckpointError(f"{type(model).__name__}: {key!r} {words}")
+
+
+def _report(
+    values: Mapping[str, Any],
+    found: Match,
+    ours: Mapping[str, Any],
+    made: list[str],
+    others: Mapping[str, str],
+) -> Report:
+    """What was loaded, and what was not.
+
+    `made` are keys that the model's own code made, `others` are more weights in the file.
+    """
+    pairs = [(values[old], ours.get(key)) for key, old in found.names.items()]
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
     kinds = Counter(f"{a.dtype} to {b.dtype}" for a, b in both if a.dtype != b.dtype)
     kinds = {kind.replace("torch.", ""): n for kind, n in kinds.items()}
     done = Report(**vars(found), converted=kinds)
-    renamed = sum(k != old for k, old in found.names.items())
+    renamed = sum(key != old for key, old in found.names.items())
+    rest = [
+        f"{n}: {way_out or f'weights too; key={n!r} takes them'}" for n, way_out in others.items()
+    ]
+    left_out = [key for key in values if is_counter(key) and key not in found.renamed]
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
-        made=[f"by the model's own code, {made}"] * bool(made),
+        made=[f"by the model's own code, {counted(made)}"] * bool(made),
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
         other_shape=counted(found.mismatched_shapes),
-        left_out=counted({COUNTER} & values.keys() - ours.keys()),
+        left_out=[counted(left_out), *rest[:4]],
     )
     return done
 

@@ -26,7 +26,12 @@ from torchclinic.tables import in_bytes
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
 WEIGHTS = {"state_dict", "model_state_dict", "model", "model_state", "net", "network", "module"}
 WEIGHTS |= {"weights", "params", "model_weights", "net_state_dict"}
-AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
+AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?|shadow)([._]|$)")
+# Under these, tensors are that a run needs to go on, or a loss's own.
+OF_THE_RUN = re.compile(
+    r"(^|[._])(rng|random|loss(es)?|criterion|sampler|(data)?loader|optim(izers?)?|scaler|"
+    r"(lr_)?schedulers?|metrics?|train(ing|er)?_state|progress|history)([._]|$)"
+)
 COPY = re.compile(r"(^|_)(student|teacher|online|target|momentum|ema|swa|averaged?)(_|$)")
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"  # by torch.compile
@@ -40,10 +45,10 @@ def is_state_dict(value: Any) -> bool:
     """Whether it is a dict of named tensors, for the most part."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         return False
-    return len(value) > 0 and 2 * _count(value) >= len(value)
+    return len(value) > 0 and 2 * _tensor_count(value) >= len(value)
 
 
-def _count(value: Mapping) -> int:
+def _tensor_count(value: Mapping) -> int:
     return sum(isinstance(v, Tensor) or is_unread_tensor(v) for v in value.values())
 
 
@@ -73,22 +78,49 @@ def _attributes(value: Any) -> dict | None:
 
 def state_dicts(tree: Any) -> dict[str, Mapping]:
     """Every state dict or whole model in `tree`, by the dotted key it is under ("" at the top)."""
-    return dict(_state_dicts(tree, (), set()))
+    found = _containers(tree, (), set())
+    return {name: value for name, _, value in found if is_model(value) or is_state_dict(value)}
 
 
-def _state_dicts(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str, Mapping]]:
+def _containers(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str, str, Any]]:
+    """What may hold weights, each once, after its dotted key and how Python takes it out."""
     opened.add(id(tree))
-    if is_model(tree) or is_state_dict(tree):
-        yield ".".join(str(key)[:LONGEST] for key in above), tree
+    dotted = ".".join(str(key)[:LONGEST] for key in above)
+    yield dotted, "".join(f"[{key!r:.100}]" for key in above), tree
     if isinstance(tree, Mapping | list | tuple) and len(above) < 3 and not is_optimizer(tree):
         inside = tree.items() if isinstance(tree, Mapping) else enumerate(tree[:100])
         for key, value in inside:
-            if id(value) not in opened and not str(key).endswith(EXTRA_STATE):
-                yield from _state_dicts(value, (*above, key), opened)
+            may_hold = isinstance(value, Mapping | list | tuple) and not str(key).endswith(
+                EXTRA_STATE
+            )
+            if may_hold and id(value) not in opened:
+                yield from _containers(value, (*above, key), opened)
 
 
-def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
-    """The state dict that is meant, after the dotted key it is under; of a whole model, its own.
+def not_taken(tree: Any, where: str | None, path: Any) -> dict[str, str]:
+    """State dicts beside the chosen one; averages in lists, with what puts them into a model."""
+    found = state_dicts(tree)
+    names = [n for n in found if n != where and not _likeliness(n, found[n])[0]]
+    return dict.fromkeys(names, "") | dict(_unnamed(tree, path) if found else ())
+
+
+def _unnamed(tree: Any, path: Any) -> Iterator[tuple[str, str]]:
+    """Lists of tensors, as averages of the parameters are kept, and what puts them into a model."""
+    for name, at, thing in _containers(tree, (), set()):
+        is_list = isinstance(thing, list | tuple) and len(thing) > 1 and not OF_THE_RUN.search(name)
+        if is_list and all(isinstance(v, Tensor) and v.is_floating_point() for v in thing):
+            source = f"torch.load({str(path)!r}, 'cpu'){at}"
+            yield (
+                name,
+                f"{len(thing)} tensors without names, as averages of the parameters are kept: for "
+                f"p, new in zip(model.parameters(), {source}, strict=True): p.data.copy_(new)",
+            )
+
+
+def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapping]:
+    """The state dict that is meant; of a whole model, its own.
+
+    Before it come the dotted key that it is under, and how Python takes it out: ``['model']``.
 
     A key that is none may be what all keys of one of several models begin with.
 
@@ -97,17 +129,17 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
     CheckpointError
         If there is none, or several and `key` does not name one of them.
     """
-    every = list(_state_dicts(tree, (), set()))
-    found = dict(every)
+    places = [c for c in _containers(tree, (), set()) if is_model(c[2]) or is_state_dict(c[2])]
+    found, at = {name: value for name, _, value in places}, {name: at for name, at, _ in places}
     chosen = _likeliest(found) if key is None else [key]
     if isinstance(tree, Mapping) and "ds_version" in tree and "module" not in tree:
         raise CheckpointError(f"{path}: the optimizer's, of DeepSpeed. {filled(ZERO, Path(path))}")
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
-        parts = [_under(state, name, chosen[0], path) for name, state in found.items()]
-        if len(parts := [part for part in parts if part]) == 1:
-            return chosen[0], parts[0]
+        parts = {name: _under(state, name, chosen[0], path) for name, state in found.items()}
+        if len(parts := {name: part for name, part in parts.items() if part}) == 1:
+            return chosen[0], at[next(iter(parts))], next(iter(parts.values()))
         names = (repr(name) if name else "'' (the top level)" for name in found)
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
     if len(chosen) > 1:
@@ -115,15 +147,16 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, Mapping]:
             f"{path}: several state dicts in it ({some(f'{name!r:.80}' for name in chosen)}). "
             f"Choose one, such as key={chosen[0]!r:.300} ({key_option(chosen[0])})."
         )
-    if [name for name, _ in every].count(chosen[0]) > 1:
+    if [name for name, *_ in places].count(chosen[0]) > 1:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
     weights = found[chosen[0]]
-    return chosen[0], _parts_of(weights, path) if is_model(weights) else _once(weights)
+    weights = _state_dict_of(weights, path) if is_model(weights) else _once(weights)
+    return chosen[0], at[chosen[0]], weights
 
 
 def _under(weights: Mapping, name: str, key: str, path: Any) -> dict[str, Any]:
     """What begins with `key` in the state dict called `name`, whose own name may stand before."""
-    whole = _parts_of(weights, path) if is_model(weights) else weights
+    whole = _state_dict_of(weights, path) if is_model(weights) else weights
     start = f"{key}.".removeprefix(f"{name}." if name else "")
     return {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}
 
@@ -147,16 +180,10 @@ def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _instead(tree: Any, path: Any) -> str:
     """What there is where there is no state dict."""
-    for name, thing in walk(tree):
-        is_list = isinstance(thing, list | tuple) and len(thing) > 1 and len(name) < 100
-        if is_list and all(isinstance(value, Tensor) for value in thing):
-            at = "".join(f"[{part!r}]" for part in name.split(".") if part)
-            return (
-                f"{len(thing)} tensors without names{f' under {name!r}' * bool(name)}, as averages "
-                "of the parameters are kept: for p, new in zip(model.parameters(), torch.load("
-                f"{str(path)!r}, 'cpu'){at}, strict=True): p.data.copy_(new)"
-            )
-        if isinstance(thing, dict) and len(thing) <= 2 * _count(thing):
+    for name, words in _unnamed(tree, path):
+        return words.replace(" names", f" names under {name!r}" if name else " names", 1)
+    for *_, thing in _containers(tree, (), set()):
+        if isinstance(thing, dict) and len(thing) <= 2 * _tensor_count(thing):
             for key in [key for key in thing if not isinstance(key, str)]:
                 return (
                     f"a dict with the key {key!r}, which is no text. {{str(k): v for k, v in "
@@ -178,7 +205,7 @@ def models_in(state: Mapping[str, Any]) -> list[str]:
 
 def _likeliest(found: Mapping[str, Mapping]) -> list[str]:
     """The names of what is likely meant: several, if it cannot be told."""
-    order, looked_into = {name: _likeliness(name) for name in found}, set()
+    order, looked_into = {name: _likeliness(name, found[name]) for name in found}, set()
     while True:
         best = min(order.values(), default=None)
         chosen = [name for name in found if order[name] == best]
@@ -193,25 +220,31 @@ def _looked_into(name: str, found: Mapping[str, Mapping]) -> tuple:
 
     It comes after one of a usual name or a whole model, and equals one that has more tensors.
     """
-    own, count = _likeliness(name), _count(found[name])
+    own, count = _likeliness(name, found[name]), _tensor_count(found[name])
     for other in found:
-        *odd, unusual, depth = _likeliness(other)
+        *odd, unusual, depth = _likeliness(other, found[other])
         if len(other) > len(name) and other.startswith(f"{name}." if name else "") and not any(odd):
             if not unusual or is_model(found[other]):
                 own = max(own, (*odd, unusual, depth + 0.5))
-            elif _count(found[other]) > count:
+            elif _tensor_count(found[other]) > count:
                 own = max(own, (*odd, unusual, depth))
     return own
 
 
-def _likeliness(name: str) -> tuple:
-    """Lower is likelier: the top, a usual name, any, an average's, RNG state."""
-    kinds = "rng" in name, bool(AVERAGED.search(name)), name.rpartition(".")[2] not in WEIGHTS
-    return (*kinds, name.count(".") + 1) if name else (False, False, False, 0)
+def _likeliness(name: str, state: Mapping) -> tuple:
+    """Lower is likelier: the top, a usual name, any, an average's, what is of the run."""
+    if not name:
+        return False, False, False, 0
+    tensors = (v for v in state.values() if isinstance(v, Tensor) and v.dim())
+    has_numbers = any(v.is_floating_point() or v.is_complex() for v in tensors) or is_model(state)
+    has_numbers = has_numbers or any(map(is_unread_tensor, state.values()))
+    of_a_run = bool(OF_THE_RUN.search(name)) or not has_numbers
+    unusual = name.rpartition(".")[2] not in WEIGHTS
+    return of_a_run, bool(AVERAGED.search(name)), unusual, name.count(".") + 1
 
 
 def split(
-    weights: Mapping[str, Any], path: Any, wanted: Collection[str] = ()
+    weights: Mapping[str, Any], path: Any, at: str = "", wanted: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a state dict a model can take: tensors and plain extra state; and what else is there.
 
@@ -225,7 +258,7 @@ def split(
     kept = {}
     for key, value in weights.items():
         if is_unread_tensor(value):
-            raise CheckpointError(f"{path}: {key!r} {why_unread(value, Path(path))}")
+            raise CheckpointError(f"{path}: {key!r} {why_unread(value, Path(path), at)}")
         odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
         is_extra = key.endswith(EXTRA_STATE) or strip_leading_wrappers(key) in wanted
         if isinstance(value, Tensor) or (is_extra and not any(odd)):
@@ -246,7 +279,7 @@ def tensors_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _parts_of(model: StandIn, path: Any) -> dict[str, Any]:
+def _state_dict_of(model: StandIn, path: Any) -> dict[str, Any]:
     """The state dict of a whole pickled model, from its parameters and buffers: no code is run."""
     waiting: list[tuple[str, Any, tuple]] = [("", model, ())]
     weights, known, made, held = {}, {}, 0, 0
@@ -371,20 +404,20 @@ def _count_not_finite(value: Tensor) -> int:
     if not (value.is_floating_point() or value.is_complex()):
         return 0
     with suppress(NotImplementedError):  # float4, which has neither
-        parts = _parts(value)
+        parts = _chunks(value)
         if value.itemsize == 1:  # float8, of which PyTorch 2.10 cannot say it
             parts = (part.float() for part in parts)
         return sum(part.numel() - int(part.isfinite().sum()) for part in parts)
     return 0
 
 
-def _parts(value: Tensor) -> Iterator[Tensor]:
+def _chunks(value: Tensor) -> Iterator[Tensor]:
     """All of it, a few million numbers at a time: what is shown in an odd order is not copied."""
     if value.numel() <= 1 << 22:
         yield value
     else:
         for half in value.chunk(2, value.shape.index(max(value.shape))):
-            yield from _parts(half)
+            yield from _chunks(half)
 
 
 def refuse_endless(values: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
