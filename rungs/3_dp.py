@@ -1,9 +1,9 @@
 """Rung 3, DataParallel: train LeNet on Fashion-MNIST and say how good it is (options: --help)."""
 
-import argparse
 import os
 import tempfile
 import time
+from argparse import SUPPRESS, ArgumentParser
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,9 @@ def read(path, split):
         return TensorDataset(data.data.unsqueeze(1), data.targets)
     with np.load(path) as arrays:
         images, labels = (torch.from_numpy(arrays[f"{split}_{of}"]) for of in ("images", "labels"))
-    return TensorDataset(images.unsqueeze(1), labels.long())
+    if images.dtype != torch.uint8 or not set() < set(labels.unique().tolist()) <= set(range(10)):
+        raise ValueError("images are bytes, labels 0 to 9")
+    return TensorDataset(images.reshape(len(images), 1, 28, 28), labels.long().flatten())
 
 
 @torch.inference_mode()
@@ -47,7 +49,7 @@ def evaluate(model, batches, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(epilog="An error? Add: 2>&1 | torchclinic explain")
+    parser = ArgumentParser(usage=SUPPRESS, epilog="An error? Add: 2>&1 | torchclinic explain")
     parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="images per step and process")
@@ -55,13 +57,19 @@ def main():
     parser.add_argument("--workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--save", type=Path, help="the file for the trained state dict")
     args = parser.parse_args()
-    path = args.save and args.save.resolve()  # behind any link
-    if path and not path.is_file() and (path.exists() or not path.parent.is_dir()):
-        parser.error(f"--save {path}: name a file in a folder that exists")
     try:
+        what = f"--data {args.data}: no Fashion-MNIST there"
         train, test = read(args.data, "train"), read(args.data, "test")
-    except Exception as error:  # its words may advise to trust a pickle
-        parser.error(f"--data {args.data}: no Fashion-MNIST there ({type(error).__name__})")
+        what = f"--save {args.save}: name a file in a folder that can be written"
+        if path := args.save and args.save.resolve():  # behind any link
+            assert path.is_file() or not path.exists(), "this is no file"
+            tempfile.TemporaryFile(dir=path.parent).write(bytes(2**20))
+    except Exception as error:  # its second sentence may advise to trust a pickle
+        parser.error(f"{what} ({str(error).split('. ')[0]})")
+    good = {"epochs": (1, 999), "batch_size": (1, len(train)), "lr": (1e-9, 99), "workers": (0, 99)}
+    for name, (least, most) in good.items():
+        if not least <= (value := vars(args)[name]) <= most:
+            parser.error(f"--{name.replace('_', '-')} {value}: must be from {least} to {most}")
 
     torch.manual_seed(0)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -89,16 +97,21 @@ def main():
             total += loss.detach() * len(images)  # by image: the last batch may be smaller
         loss = total.item() / len(train)
         if not nn.utils.get_total_norm(model.parameters()).isfinite():  # before anything is saved
-            raise SystemExit(f"epoch {epoch}: loss {loss:.3}, weights not finite. Lower --lr.")
+            parser.error(f"epoch {epoch}: loss {loss:.3}, weights not finite. Lower --lr.")
         rate = len(train) / (time.perf_counter() - start)
         accuracy = evaluate(model, test_batches, device) / len(test)
         print(f"epoch {epoch}: loss {loss:.3f}, test {accuracy:.2%}, {rate:,.0f} images/s")
 
     if path:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            torch.save(weights, f"{folder}/new")
-            os.replace(f"{folder}/new", path)  # a save that is killed leaves the old file
+        try:
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                torch.save(weights, new := Path(folder, "new"))
+                new.chmod((path if path.exists() else new).stat().st_mode)
+                os.replace(new, path)  # a save that is killed leaves the old file
+        except (OSError, RuntimeError) as error:
+            torch.save(weights, spare := Path(tempfile.mkdtemp(), path.name))
+            parser.error(f"--save {path}: {error}. The weights are in {spare}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from running import ROOT, ran
+from torch.optim import SGD
 
 from torchladder import data, models
 from torchladder.launching import launch
@@ -30,7 +31,7 @@ with (ROOT / "rungs" / "ladder.toml").open("rb") as file:
     NAMES = [rung["program"] for rung in tomllib.load(file)["rung"]]
 RANKED = NAMES[3:]
 # What a rung adds to the one below, in lines: the ladder's promise.
-ADDED = dict(zip(pairwise(NAMES), (6, 3, 28, 17, 8), strict=True))
+ADDED = dict(zip(pairwise(NAMES), (6, 3, 29, 17, 8), strict=True))
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # torchrun's --run-path --start-method=fork: ranks that need not import torch again.
 FORKED = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"} if sys.platform == "linux" else {}
@@ -183,26 +184,33 @@ def test_rung_6_on_a_mesh_of_2_x_2_trains_as_rung_5_on_four_ranks(tmp_path):
 
 
 def refused(name, *options):
-    """The last line of what a program says that does not start for its options."""
+    """What a program says that does not start for its options."""
     done = run_here(name, "--data", data.BUNDLED, *options)
     assert (done.returncode, done.stdout) == (2, ""), (name, options)
-    usage, _, sentence = done.stderr.partition(f"\n{name}: error: ")
-    assert usage.startswith("usage: ")
-    return sentence
+    program, _, sentence = done.stderr.partition(": error: ")
+    assert (program, sentence.count("\n")) == (name, 1), done.stderr
+    return sentence.removesuffix("\n")
 
 
 def test_bad_input_gets_one_sentence_and_a_failing_exit(tmp_path):
     cases = [("--data", at, "no Fashion-MNIST there (") for at in ("no", __file__, tmp_path)]
-    for path in ("", tmp_path, "no/a.pt", f"{__file__}/a.pt", "/dev/null"):
-        cases += [("--save", Path(path).resolve(), "name a file in a folder that exists\n")]
+    for path in (".", tmp_path, "no/a.pt", f"{__file__}/a.pt", "/dev/null", "a" * 300):
+        cases += [("--save", path, "name a file in a folder that can be written (")]
+    for value in ("0", "-1", "1000"):
+        cases += [("--epochs", value, "must be from 1 to 999")]
+    for value in ("0", "-1", "12001"):
+        cases += [("--batch-size", value, "must be from 1 to 12000")]
+    for value in ("0.0", "-1.0", "nan", "inf"):
+        cases += [("--lr", value, "must be from 1e-09 to 99")]
+    for value in ("-1", "100000"):
+        cases += [("--workers", value, "must be from 0 to 99")]
     for name in NAMES:
         for option, value, reason in cases:
             sentence = refused(name, f"{option}={value}")
             assert sentence.startswith(f"{option} {value}: {reason}")
-            # Not NumPy's advice, nor torchvision's.
-            assert (sentence.count("\n"), re.search("trust|download", sentence)) == (1, None)
+            assert not re.search("trust|download", sentence)  # NumPy's advice, and torchvision's
     for replicas in (0, -1, 3):
-        said = f"--replicas {replicas}: must divide 1, the number of processes\n"
+        said = f"--replicas {replicas}: must divide 1, the number of processes"
         assert refused("6_hsdp.py", "--replicas", replicas) == said
     with mock.patch.dict(ONLY_RANK):
         del ONLY_RANK["LOCAL_RANK"]
@@ -211,14 +219,91 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_images_may_have_a_channel_or_be_flat_and_labels_lie_in_a_column(tmp_path):
+    few, said = few_images(tmp_path, 64), set()
+    with np.load(few) as arrays:
+        arrays = dict(arrays)
+    images, labels = arrays["train_images"], arrays["train_labels"]
+    for changed in (
+        {}, {"train_images": images[:, None]}, {"train_images": images[..., None]},
+        {"train_images": images.reshape(64, -1)}, {"train_labels": labels[:, None]},
+    ):  # fmt: skip
+        np.savez(few, **(arrays | changed))
+        done = run_here("1_cpu.py", "--data", few, "--epochs", 1)
+        said.add(done.stdout.rpartition(",")[0] or done.stderr)
+    assert len(said) == 1
+    assert said.pop().startswith("epoch 1: loss ")
+
+
+def test_arrays_that_are_not_fashion_mnist_are_refused_and_it_is_said_why(tmp_path):
+    few, wanted = few_images(tmp_path, 64), "images are bytes, labels 0 to 9"
+    with np.load(few) as arrays:
+        arrays = dict(arrays)
+    images, labels = arrays["train_images"], arrays["train_labels"]
+    for changed, reason in (
+        ({"train_images": images / 255}, wanted),
+        ({"train_labels": labels + 1}, wanted),
+        ({"test_labels": arrays["test_labels"] - 1.0}, wanted),
+        ({"train_labels": labels + 0.5}, wanted),
+        ({"test_labels": np.full(64, np.nan)}, wanted),
+        ({"train_images": images[:0], "train_labels": labels[:0]}, wanted),
+        ({"train_labels": labels[:9]}, "Size mismatch"),
+        ({"train_labels": np.eye(10, dtype=int)[labels]}, "Size mismatch"),
+        ({"train_images": images.transpose(1, 2, 0)}, "shape "),
+        ({"train_images": images[:, :27]}, "shape "),
+    ):
+        np.savez(few, **(arrays | changed))
+        assert f"no Fashion-MNIST there ({reason}" in refused("1_cpu.py", "--data", few)
+    np.savez(few, x=1)
+    assert "('train_images is not a file in the archive')" in refused("1_cpu.py", "--data", few)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_is_found_before_the_first_step(name, tmp_path):
+    path = tmp_path / "a.pt"
+    full = mock.Mock(return_value=mock.Mock(write=mock.Mock(side_effect=OSError(28, "Full"))))
+    with mock.patch("tempfile.TemporaryFile", full):
+        assert refused(name, "--save", path).endswith(" can be written ([Errno 28] Full)")
+    full.assert_called_with(dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_cannot_be_written_where_they_belong_are_kept_and_it_is_said_where(
+    name, tmp_path, monkeypatch
+):
+    (home := tmp_path / "home").mkdir()
+    few = few_images(tmp_path, 64)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    options = ["--data", few, "--epochs", 1, "--save", home / "a.pt"]
+    with mock.patch("os.replace", side_effect=PermissionError(13, "Denied")):
+        done = run_here(name, *options)
+    said = rf"{name}: error: --save {home}/a.pt: \[Errno 13\] Denied. The weights are in (.*)\n"
+    assert done.returncode == 2
+    assert len(torch.load(re.fullmatch(said, done.stderr)[1])) == 10
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANKED)
+def test_of_several_ranks_the_first_alone_says_what_is_wrong(name):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         ROOT / "rungs" / name, f"--data={data.BUNDLED}", "--lr=-1"],
+        capture_output=True, text=True, timeout=600, env=os.environ | WITHOUT_GPUS | FORKED,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("must be from 1e-09 to 99") == 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_diverged_stops_and_leaves_the_good_file_alone(name, tmp_path):
     few, good = few_images(tmp_path, 64), tmp_path / "good.pt"
     good.write_bytes(b"good")
-    done = run_here(name, "--data", few, "--epochs", 1, "--lr", 1e30, "--save", good)
+    with mock.patch("torch.optim.SGD", lambda *args, **others: SGD(args[0], 1e30, **others)):
+        done = run_here(name, "--data", few, "--epochs", 1, "--save", good)
     # With 64 images in one batch the loss is taken before the only step.
-    sentence = r"epoch 1: loss 2\.\d+, weights not finite\. Lower --lr\.\n"
-    assert done.returncode == 1
+    sentence = rf"{name}: error: epoch 1: loss 2\.\d+, weights not finite\. Lower --lr\.\n"
+    assert done.returncode == 2
     assert re.fullmatch(sentence, done.stderr)
     assert good.read_bytes() == b"good"
     assert {path.name for path in tmp_path.iterdir()} == {"few.npz", "good.pt"}
@@ -244,6 +329,9 @@ def test_saving_touches_only_its_target_through_a_link_and_under_a_name_of_its_o
     assert (tmp_path / "link.pt").is_symlink()
     os.umask(mask := os.umask(0))
     assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~mask
+    target.chmod(0o600)
+    assert run_here("1_cpu.py", *options).returncode == 0
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -285,10 +373,13 @@ def test_each_process_takes_its_own_gpu_before_it_joins_the_group(name, tmp_path
 @pytest.mark.parametrize("name", RANKED)
 def test_a_rank_that_fails_leaves_its_error_for_torchrun_to_show(name, tmp_path):
     env = ONLY_RANK | {"TORCHELASTIC_ERROR_FILE": f"{tmp_path}/error.json"}
-    with pytest.raises(ValueError, match="learning rate"):
-        run_here(name, "--data", few_images(tmp_path, 64), "--lr", -1, env=env)
+    with (
+        mock.patch("torch.optim.SGD", side_effect=ValueError("of this rank")),
+        pytest.raises(ValueError, match="of this rank"),
+    ):
+        run_here(name, "--data", few_images(tmp_path, 64), env=env)
     error = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
-    assert error == "ValueError: Invalid learning rate: -1.0"
+    assert error == "ValueError: of this rank"
 
 
 @pytest.mark.parametrize("name", ["5_fsdp.py", "6_hsdp.py"])
@@ -331,7 +422,7 @@ def test_a_program_for_gpus_trains_on_them(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_is_short_and_stands_alone(name):
     source = (ROOT / "rungs" / name).read_text()
-    assert len(source.splitlines()) <= 140
+    assert len(source.splitlines()) <= 154
     imported = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"numpy", "torch", "torchvision"}
 
