@@ -112,7 +112,7 @@
     const search = make("a", "", phrase("search", { text }));
     search.href = `../search.html?q=${isShort ? inAddress(text) : ""}`;
     found.replaceChildren(...root(!program && unknown), ...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
-    if (said) nearestHits(text).then((hits) => text === answered && found.prepend(hits), () => {});
+    if (said) nearestHits(text).then((hits) => text === answered && found.prepend(hits.hasChildNodes() ? hits : make("p", "", phrase("far"))), () => {});
     return phrase(program ? "other" : isError ? "none" : "short", { program });
   }
 

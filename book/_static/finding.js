@@ -174,7 +174,9 @@ const finding = (rules) => {
     const start = number - from - (named >= 0 && (apart < 0 || named < apart) ? named : 0);
     const after = texts.findIndex((text, at) => at > number - from && isApart(text));
     const begun = texts.findLastIndex((text, at) => at < start && text.startsWith("Traceback"));
-    const code = texts.slice(begun < 0 ? start : begun, start).map((text) => text.replace(/^File '.*?'/, ""));
+    const frame = texts.findIndex((text) => text.startsWith("File '")); // of a longer one
+    const code = texts.slice([begun, frame, start].find((at) => at >= 0), start).map((text) => text.replace(/^File '.*?'/, ""));
+    code.unshift(...(lines[number].match(/^\[rank\d+\]/) ?? []));
     const own = texts.slice(start, after < 0 ? texts.length : after).join(" ");
     return [own.replace(new RegExp(rules.environment, "g"), ""), code.join(" ")];
   }
@@ -202,8 +204,8 @@ const finding = (rules) => {
     const total = (sum) => sum.split(" + ").reduce((total, name) => total + numbers[name], 0); // NaN without one
     const holds = (rule) => rule.split(" and ").map((part) => part.split(" > ").map(total)).every(([left, right]) => left > right);
     const chosen = (is) => cases.flatMap((known, which) => (is(known) ? [which] : []));
-    const ours = chosen(([words, sums]) => named(words, own, 1) || sums.some(holds));
-    return ours.length ? ours : chosen(([words]) => named(words, code, NAME));
+    const ours = chosen(([words]) => named(words, own, 1));
+    return ours.length ? ours : chosen(([words, sums]) => named(words, code, NAME) || sums.some(holds));
   }
 
   // --- what no entry knows: as roots.py ---

@@ -11,8 +11,8 @@ function isSaid(text) {
     (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|\w:\d/.test(text);
 }
 
-const nearest = ({ documents, others }) => {
-  const POOLED = 0.5, TOLD = 0.3;
+const nearest = ({ documents, others, silent }) => {
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.4, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -23,7 +23,7 @@ const nearest = ({ documents, others }) => {
   }
 
   const apart = (text) => (text ? text.split(" ") : []);
-  const known = documents.map(([address, weight, asked, text]) => ({ address, weight, asked: asked.map(apart), text: apart(text) }));
+  const known = documents.map(([address, weight, asked, text, twins]) => ({ address, weight, asked: asked.map(apart), text: apart(text), twins }));
   const held = new Map();
   for (const { asked, text } of known)
     for (const word of new Set([...asked.flat(), ...text])) held.set(word, (held.get(word) ?? 0) + 1);
@@ -34,12 +34,13 @@ const nearest = ({ documents, others }) => {
     const asked = words(question);
     const weights = new Map(asked.filter((word) => held.has(word)).map((word) => [word, rare(word)]));
     const sum = (all, weight = (word) => weights.get(word)) => all.reduce((sum, word) => sum + weight(word), 0);
-    const whole = sum([...weights.keys()]);
+    const unknown = asked.filter((word) => !held.has(word) && !silent.includes(word) && /^[a-z]{3}/.test(word));
+    const whole = sum([...weights.keys()]) + UNKNOWN * unknown.length;
     for (const [needed, also] of others)
       if (needed.every((word) => asked.includes(word)))
         for (const word of also) if (held.has(word) && !weights.has(word)) weights.set(word, rare(word) / 2);
     const all = whole || sum([...weights.keys()]);
-    const scored = known.map(({ address, weight, asked, text }) => {
+    const scored = known.map(({ address, weight, asked, text, twins }) => {
       const pooled = new Set();
       let best = 0;
       for (const words of asked) {
@@ -49,9 +50,12 @@ const nearest = ({ documents, others }) => {
       }
       const told = sum(text.filter((word) => weights.has(word) && !pooled.has(word)));
       const more = POOLED * sum([...pooled]) + TOLD * told;
-      return { address, score: best || told ? +((best + more / all) * weight).toFixed(9) : 0 };
+      return { address, twins, score: best || told ? +((best + more / all) * weight).toFixed(9) : 0 };
     });
-    return scored.filter(({ score }) => score > 0).sort((a, b) => b.score - a.score).slice(0, most).map(({ address }) => address);
+    const near = [], best = Math.max(...scored.map(({ score }) => score));
+    for (const { address, score, twins } of scored.sort((a, b) => b.score - a.score))
+      if (best > CLOSE && score > BEHIND * best && !near.some((better) => twins.includes(better))) near.push(address);
+    return near.slice(0, most);
   }
 
   return { find };

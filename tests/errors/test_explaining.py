@@ -101,6 +101,19 @@ def test_a_case_is_named_by_whole_words_of_the_errors_own_lines_and_never_by_a_p
     assert case_of("DataLoader worker (pid 7) is killed by\nsignal: Term\ninated.")
 
 
+def test_the_rank_of_an_error_and_a_long_traceback_name_a_case():
+    inplace = (
+        "RuntimeError: one of the variables needed for gradient computation has been modified "
+    )
+    inplace += "by an inplace operation"
+    assert case_of(inplace) == ""
+    assert case_of(f"[rank1]: {inplace}") == "Only with sever"
+    frames = 'File "a.py", line 3, in evaluation_loop\n' + 'File "/x/y.py", line 3, in f\n' * 28
+    full = "CUDA out of memory. 20.00 GiB is free. Tried to allocate 1.00 GiB"
+    for above in ("", "Traceback (most recent call last):\n", "step 1\n" * 40):
+        assert case_of(f"{above}{frames}OutOfMemoryError: {full}") == "Only in evaluat", above
+
+
 def test_of_a_full_memory_the_numbers_decide():
     full = "CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 80.00 GiB "
     full += "of which {} GiB is free. Including non-PyTorch memory, this process has {} GiB memory "
@@ -221,8 +234,24 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
     nearest = json.loads(explain("--json", said)[1])["nearest"]
     assert "notebooks/errors_training#accumulation-by-parts" in nearest
     assert len(nearest) == 3
+    assert "\n  cuda-out-of-memory: " in (out := explain("cuda oom during validation only")[1])
+    assert "What to do: Only in evaluation" in out
     assert "Nearest" not in explain(given=HEALTHY.encode())[1]
     assert "Nearest" not in explain(given=LOG.encode())[1]
+
+
+def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is_said(explain):
+    for said, near in [
+        ("training hangs at the end of the epoch", "errors_ranks#uneven-batches"),
+        ("one gpu has one more batch than the others", "errors_ranks#uneven-batches"),
+        ("train on more than one machine", "17_many_machines"),
+    ]:
+        found = asking.nearest(said)
+        assert found[0] == f"notebooks/{near}"
+        assert [other for other in found if asking.twins(other).intersection(found)] == []
+    status, out, _ = explain("how do I bake a chocolate cake")
+    assert (status, out.partition("\n")[0]) == (1, telling.NOT_CLOSE)
+    assert asking.nearest("the javascript promise never resolves") == []
 
 
 def test_a_question_in_the_list_is_answered_by_its_section():

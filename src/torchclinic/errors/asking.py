@@ -10,13 +10,20 @@ from collections import Counter
 from functools import cache
 from itertools import chain
 
-from torchclinic.errors.entries import CATALOGUE, catalogue, page
+from torchclinic.errors.cases import bullets
+from torchclinic.errors.entries import CATALOGUE, Error, catalogue, page
 from torchclinic.errors.terminal import without_links
 
 WORD = r"[a-z]+|\d+|[\u4e00-\u9fff]+"
 ENDING = r"(?:ing|ed|es|e|y|(?<!s)s)$"  # of a word with more than four letters, else only an s
 POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that the entry's text has
 MORE, LESS = 1.2, 0.9
+UNKNOWN = 6  # what a word of a question counts that nothing has
+CASE = 6  # what the words count, at least, for which a case is told first
+CLOSE, BEHIND = (
+    0.4,
+    0.5,
+)  # if the best is less like a question, nothing is close; a share of the best
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS = 600, 200, 0.7
 SPEAKS = (
@@ -73,31 +80,71 @@ def nearest(question: str, most: int = 3) -> list[str]:
     rare = rarity()
     asked = words(question)
     weights = {word: rare[word] for word in asked if word in rare}
-    whole = sum(weights.values())
+    unknown = [
+        word for word in _telling(question) if word not in rare and re.match("[a-z]{3}", word)
+    ]
+    whole = sum(weights.values()) + UNKNOWN * len(unknown)
     for needed, also in others():
         if all(word in asked for word in needed):
             weights = {word: rare[word] / 2 for word in also if word in rare} | weights
     scores = {}
     for address, (questions, text) in documents().items():
-        best, pooled = 0.0, set()
+        alike, pooled = 0.0, set()
         for words_of in questions:
             if shared := [word for word in words_of if word in weights]:
                 pooled.update(shared)
                 weight = sum(weights[word] for word in shared)
                 size = sum(rare[word] for word in words_of)
-                best = max(best, min(1, weight / (whole or weight)) * math.sqrt(weight / size))
+                alike = max(alike, min(1, weight / (whole or weight)) * math.sqrt(weight / size))
         told = sum(weights[word] for word in text if word in weights and word not in pooled)
         more = POOLED * sum(weights[word] for word in sorted(pooled)) + TOLD * told
-        if best or told:
-            score = best + more / (whole or sum(weights.values()))
+        if alike or told:
+            score = alike + more / (whole or sum(weights.values()))
             scores[address] = round(score * weight_of(address), 9)
-    return sorted(scores, key=lambda address: -scores[address])[:most]
+    best = max(scores.values(), default=0)
+    near: list[str] = []
+    for address in sorted(scores, key=lambda address: -scores[address]):
+        if (
+            best > CLOSE
+            and scores[address] > BEHIND * best
+            and not twins(address).intersection(near)
+        ):
+            near.append(address)
+    return near[:most]
+
+
+def case_for(question: str, entry: Error) -> str:
+    """Of what an entry says to do, the case that has most of a question's words, if it has some."""
+    cases = bullets(entry)
+    head = words(f"{entry.title} {entry.fix.partition(cases[0])[0] if cases[0] else entry.fix}")
+    weights = {word: rarity().get(word, 0) for word in _telling(question) if word not in head}
+
+    def share(case: str) -> float:
+        return sum(weights.get(word, 0) for word in words(case))
+
+    best = max(cases, key=share)
+    return best.removeprefix("- ") if share(best) > CASE else ""
 
 
 def weight_of(address: str) -> float:
     """Who says what they see has no message: an entry that has none counts more, others less."""
     entry = catalogue().get(address.rpartition("#")[2])
     return 1 if not entry or "errors_" not in address else MORE if entry.kind == "silent" else LESS
+
+
+@cache
+def twins(address: str) -> set[str]:
+    """The addresses beside which this one says nothing new: of a section, the entries that lead to
+    it; of an entry, the section that explains most; of either, its page; of a page, all on it.
+    """
+    on, _, anchor = address.removeprefix("notebooks/").partition("#")
+    entry = catalogue().get(anchor) if on.startswith("errors_") else None
+    others = {f"notebooks/{chapter}" for chapter in entry.chapters[:1]} if entry else set()
+    for other in catalogue().values():
+        if f"{on}#{anchor}" in other.chapters:
+            others.add(f"notebooks/{other.page}#{other.id}")
+    others |= {other for other in documents() if other.startswith(f"{address}#")}
+    return others | ({address.partition("#")[0]} - {address})
 
 
 @cache

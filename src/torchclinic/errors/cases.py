@@ -25,7 +25,7 @@ def this_case_first(error: Error, place: tuple[list[str], int, int]) -> str:
     ours = about(error, *place)
     if not ours or not (found := BULLETS.search(error.fix)):
         return error.fix
-    cases = _cases(found[0])
+    cases = bullets(error)
     first = "\n".join(cases[which] for which in ours)
     others = "\n".join(case for which, case in enumerate(cases) if which not in ours)
     before, after = error.fix[: found.start()], error.fix[found.end() - 1 :]
@@ -40,17 +40,19 @@ def about(error: Error, lines: list[str], number: int, place: int) -> list[int]:
         return []
     own, code = own_lines(lines, number, place)
     numbers = numbers_of(own)
-    ours = [
+    ours = [which for which, (words, _) in enumerate(cases) if _named(words, own)]
+    # Else by numbers, and by the traceback, of whose code only longer words tell something.
+    return ours or [
         which
         for which, (words, sums) in enumerate(cases)
-        if _named(words, own) or any(_holds(rule, numbers) for rule in sums)
+        if _named(words, code, NAME) or any(_holds(rule, numbers) for rule in sums)
     ]
-    # Else by the traceback, of whose code only longer words tell something.
-    return ours or [w for w, (words, _) in enumerate(cases) if _named(words, code, NAME)]
 
 
-def _cases(bullets: str) -> list[str]:
-    return re.split(r"\n(?=- )", bullets.rstrip("\n"))
+def bullets(error: Error) -> list[str]:
+    """The cases of what an entry says to do, as they are written; if it has none, ""."""
+    found = BULLETS.search(error.fix)
+    return re.split(r"\n(?=- )", found[0].rstrip("\n") if found else "")
 
 
 Case = tuple[list[list[str]], list[str]]
@@ -63,9 +65,8 @@ def cases_of(error: Error) -> list[Case]:
     Numbers alone, such as shapes, are examples.
     """
     cases: list[Case] = []
-    found = BULLETS.search(error.fix)
     decided = DECIDED.get(error.id, {})
-    for case in _cases(found[0]) if found else []:
+    for case in filter(None, bullets(error)):
         head = re.match(r"(?:`[^`]*`|:(?!\s)|[^`:])*", case)
         parts = re.findall(r"(?:`[^`]*`|(?!,|\bor\b)[^`])+", head[0] if head else "")
         quoted = [["".join(squeeze(q)) for q in re.findall("`([^`]*)`", part)] for part in parts]
@@ -77,7 +78,7 @@ def cases_of(error: Error) -> list[Case]:
 
 def own_lines(lines: list[str], number: int, place: int) -> tuple[str, str]:
     """The lines of an error, from its name to the next frame or blank line, in ASCII, with single
-    blanks; and those of code, without the files' names, in the traceback above it.
+    blanks; and those of code, without the files' names, in the traceback above it, after the rank.
     """
     above, below = lines[max(0, number - AROUND) : number], lines[number + 1 : number + AROUND]
     this = lines[number] if len(lines[number]) <= LONG else excerpt(lines[number], place, 1200)
@@ -87,8 +88,10 @@ def own_lines(lines: list[str], number: int, place: int) -> tuple[str, str]:
     upward = takewhile(lambda at: not re.match(FRAME, texts[at]), range(here, -1, -1))
     start = next((at for at in upward if re.match(NAMED, texts[at])), here)
     ends = (at for at in range(here + 1, len(texts)) if re.match(FRAME, texts[at]))
-    begun = max((n for n in range(start) if texts[n].startswith("Traceback")), default=start)
-    code = [re.sub("^File '.*?'", "", text) for text in texts[begun:start]]
+    frame = next((n for n in range(start) if texts[n].startswith("File '")), start)  # of a long one
+    begun = max((n for n in range(start) if texts[n].startswith("Traceback")), default=frame)
+    code = re.findall(r"^\[rank[0-9]+\]", lines[number])
+    code += [re.sub("^File '.*?'", "", text) for text in texts[begun:start]]
     own = re.sub(ENVIRONMENT, "", " ".join(texts[start : next(ends, None)]), flags=re.ASCII)
     return own, " ".join(code)
 

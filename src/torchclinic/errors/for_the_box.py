@@ -10,11 +10,12 @@ from torchclinic.process_group import PEER_IS_GONE
 
 def questions() -> dict:
     """All that the paste box needs to find what `asking.nearest` finds."""
-    documents = [
-        [address, asking.weight_of(address), [" ".join(words) for words in asked], " ".join(text)]
-        for address, (asked, text) in asking.documents().items()
-    ]
-    return {"documents": documents, "others": asking.others()}
+    documents = []
+    for address, (asked, text) in asking.documents().items():
+        twins = sorted(asking.twins(address) & asking.documents().keys())
+        words = [" ".join(words) for words in asked]
+        documents.append([address, asking.weight_of(address), words, " ".join(text), twins])
+    return {"documents": documents, "others": asking.others(), "silent": page("logs")["silent"]}
 
 
 def rules() -> dict:

@@ -24,6 +24,7 @@ HEALTHY = (
     "There is no error in this log: no traceback, and none of the words that errors begin with."
 )
 NEAREST = "Nearest to what you see:"
+NOT_CLOSE = "Nothing in the book is close to what you say."
 NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
 NOTICE = "This log has no error message, but this notice:"
 
@@ -33,10 +34,10 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     found = find(log) if found is None else found
     if other := not found and other_program(log):
         return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
-    if near := not found and nearest_to(log):
-        lines = [wrapped(_brief(address), "  ", "    ") for address in near]
-        head = f"{UNKNOWN} {NEAREST}" if signs(log) else NEAREST
-        return "\n\n".join([head, "\n".join(lines), NEAREST_MORE, ASK])
+    if not found and asking.is_said(log):
+        near = [wrapped(_brief(address, log), "  ", "    ") for address in asking.nearest(log)]
+        head = [f"{UNKNOWN} " * bool(signs(log)) + (NEAREST if near else NOT_CLOSE)]
+        return "\n\n".join([*head, "\n".join(near), NEAREST_MORE, ASK] if near else [*head, ASK])
     root = _root(log, found)
     if not found:
         return "\n\n".join(filter(None, [UNKNOWN, root, ASK])) if signs(log) else HEALTHY
@@ -73,12 +74,13 @@ def nearest_to(text: str) -> list[str]:
     return asking.nearest(text) if asking.is_said(text) else []
 
 
-def _brief(address: str) -> str:
-    """A line for an entry or a section."""
+def _brief(address: str, said: str) -> str:
+    """A line for an entry, with what to do in the case that is said, or for a section."""
     page, _, anchor = address.removeprefix("notebooks/").partition("#")
     if page.startswith("errors_") and (entry := catalogue().get(anchor)):
-        why, do = map(without_links, entry.in_brief)
-        return f"{anchor}: {entry.title}. {why} What to do: {do}"
+        why, do = entry.in_brief
+        do = asking.case_for(said, entry) or do
+        return without_links(f"{anchor}: {entry.title}. {why} What to do: {do}")
     section = f"{page}#{anchor}".rstrip("#")
     return (published(section) if address.startswith("notebooks/") else "") or section
 
