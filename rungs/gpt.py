@@ -6,8 +6,11 @@
     python rungs/gpt.py --data tokens.npy --context 256 --out text
 
 A run that was stopped goes on with the same command, or with --out alone, also with another
---parallel or number of processes. Ctrl-C and SIGTERM save first (torchrun gives them 30 seconds).
-An error? Add to the command: 2>&1 | torchclinic explain
+--parallel or number of processes. Ctrl-C, SIGTERM and a terminal that is closed save first
+(torchrun gives them 30 seconds). An error? Add to the command: 2>&1 | torchclinic explain
+
+    python rungs/gpt.py --out clothes --export clothes.safetensors
+    python rungs/gpt.py --base clothes.safetensors --lora 8 --data mine.npz --out mine
 """
 
 import argparse
@@ -16,25 +19,33 @@ import fcntl
 import json
 import math
 import os
+import re
 import resource
 import signal
 import sys
+import tempfile
+import threading
 import time
+import zlib
 from collections import deque
+from functools import partial
 from pathlib import Path
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what follows takes seconds: no traceback of it
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict as alike  # names are, on every rung
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
 
 CLOTHES = Path(__file__).parents[1] / "src/torchladder/bundled/fashion_mnist_small.npz"
 SIDE, GREYS, CLASSES = 14, 16, 10  # a picture is its class, then 14 x 14 grey levels
@@ -47,6 +58,7 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
     "vocabulary": (0, "number of token ids; 0: the highest in the data + 1"),
     "context": (SIDE * SIDE, "tokens per sequence; a picture has 196"),
     "tied": (False, "let the output layer use the embedding's weights"),
+    "lora": (0, "rank of adapters, which alone learn, on the weights of --base; 0: none"),
     "dropout": (0.0, "probability, below 1"),
     "steps": (1500, "optimizer steps in all; the learning rate is planned over them"),
     "batch": (32, "sequences per step, of all processes together"),
@@ -65,6 +77,11 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
     "profile": (False, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
+SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the weights of --base
+LIMITS = {"seed": (0, 2**31), "lora": (0, 10**6), "dropout": (0, 0.999), "decay": (0, 1000)}
+LIMITS |= {"vocabulary": (1, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
+HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
+BEAT = 10  # seconds between two signs of life in it
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -78,6 +95,21 @@ def rotated(x, place):
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).type_as(x)
 
 
+class Linear(nn.Linear):
+    """Without a bias; with --lora, beside it the change that learns (arXiv:2106.09685)."""
+
+    def __init__(self, inputs, outputs, args):
+        super().__init__(inputs, outputs, bias=False)
+        self.rank = getattr(args, "lora", 0)
+        if self.rank:
+            self.lora_a = nn.Parameter(torch.empty(self.rank, inputs))
+            self.lora_b = nn.Parameter(torch.empty(outputs, self.rank))
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + F.linear(F.linear(x, self.lora_a), self.lora_b) if self.rank else y
+
+
 class Block(nn.Module):
     """Attention, then a gated MLP; each is added to its input."""
 
@@ -86,10 +118,10 @@ class Block(nn.Module):
         self.args, width, self.head = args, args.width, args.width // args.heads
         hidden = 16 * round(width / 6)  # 8/3 of the width: as many weights as in a plain MLP
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv = nn.Linear(width, (args.heads + 2 * args.kv_heads) * self.head, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.qkv = Linear(width, (args.heads + 2 * args.kv_heads) * self.head, args)
+        self.out = Linear(width, width, args)
+        self.gate_up = Linear(width, 2 * hidden, args)
+        self.down = Linear(hidden, width, args)
 
     def forward(self, x, place, cache=None):
         if self.args.recompute and self.training:  # keeps x alone, and computes the rest again
@@ -123,6 +155,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.RMSNorm(args.width)
         self.head = None if args.tied else nn.Linear(args.width, args.vocabulary, bias=False)
+        for name, parameter in self.named_parameters() if getattr(args, "lora", 0) else ():
+            parameter.requires_grad_("lora" in name)
 
     def forward(self, tokens, caches=None):
         before = caches[0][0].shape[2] if caches and caches[0] else 0
@@ -134,13 +168,16 @@ class GPT(nn.Module):
         return self.head(x) if self.head is not None else F.linear(x, self.embedding.weight)
 
     @torch.no_grad()
-    def initialize(self, seed):
+    def initialize(self, seed, base=None):
         """Draw each parameter from a seed of its own: alike on every rung, sharded or not."""
+        known = base.keys() if base else ()
         for i, (name, value) in enumerate(self.named_parameters()):
             adds = name.endswith(("out.weight", "down.weight"))  # to what all blocks add to
             std = 0.02 / (2 * len(self.blocks)) ** 0.5 if adds else 0.02
+            std *= not name.endswith("lora_b")  # at first, the adapters change nothing
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
-            new = (torch.ones(value.shape) if "norm" in name else new * std).to(value.device)
+            new = torch.ones(value.shape) if "norm" in name else new * std
+            new = (base.get_tensor(name).float() if name in known else new).to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
                 at = value.device_mesh, value.placements
                 new = distribute_tensor(new, *at, src_data_rank=None)
@@ -151,15 +188,16 @@ def flops_of(args, model):
     """Of training, per token: what the model needs, and what is computed with --recompute.
 
     Two for each weight of a matrix, and attention over the whole context, as papers count it
-    (PaLM, arXiv:2204.02311, appendix B); three times that with the backward pass.
+    (PaLM, arXiv:2204.02311, appendix B); three times that with the backward pass, twice where
+    weights are frozen.
     """
-    weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() > 1)
-    blocks = 2 * weights + 4 * args.layers * args.context * args.width
-    needed = 3 * (blocks + 2 * args.vocabulary * args.width)
-    last = 2 * sum(
-        block.down.weight.numel() for block in model.blocks
-    )  # kept, as the next one's input
-    return needed, needed + args.recompute * (blocks - last)
+    matrices = [p for p in model.blocks.parameters() if p.dim() > 1]
+    head = model.embedding.weight if model.head is None else model.head.weight
+    attention = 4 * args.layers * args.context * args.width
+    needed = sum(2 * (2 + p.requires_grad) * p.numel() for p in [*matrices, head]) + 3 * attention
+    last = sum(block.down.weight.numel() for block in model.blocks)  # kept: the next one's input
+    again = 2 * sum(p.numel() for p in matrices) + attention - 2 * last
+    return needed, needed + args.recompute * again
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -195,11 +233,21 @@ def batches(train, args, done, rank, ranks):
         mine = order[place * args.batch :][: args.batch][rank::ranks]
         ids = torch.from_numpy(train[mine].astype(np.int64))
         if ids.max() >= args.vocabulary:  # on a GPU, the embedding would not say which
-            sys.exit(f"--vocabulary {args.vocabulary}: the data has the id {ids.max()}")
+            leave(f"--vocabulary {args.vocabulary}: the data has the id {ids.max()}")
         yield ids.pin_memory() if args.device.type == "cuda" else ids  # copied beside computing
 
 
 # --- the device, the ranks, the precision -------------------------------------------------------
+
+
+def say(sentence):
+    with contextlib.suppress(OSError):  # the terminal is gone
+        print(sentence, flush=True)
+
+
+def leave(sentence):
+    """End this rank; that with number 0 says why."""
+    sys.exit(sentence if os.environ.get("RANK", "0") == "0" else 1)
 
 
 def join(args):
@@ -219,11 +267,11 @@ def join(args):
         real = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         args.precision = "bf16" if real else "fp16" if cuda else "fp32"
     if (args.parallel == "none") != alone:
-        sys.exit(f"--parallel {args.parallel}: start none with python, the others with torchrun")
+        leave(f"--parallel {args.parallel}: start none with python, the others with torchrun")
     if args.batch % args.ranks:
-        sys.exit(f"--batch {args.batch} does not divide among {args.ranks} processes")
+        leave(f"--batch {args.batch} does not divide among {args.ranks} processes")
     if args.parallel == "hsdp" and args.ranks % args.shard:
-        sys.exit(f"--shard {args.shard}: {args.ranks} processes are no multiple of it")
+        leave(f"--shard {args.shard}: {args.ranks} processes are no multiple of it")
 
 
 def parallelize(model, args):
@@ -241,7 +289,7 @@ def parallelize(model, args):
         for this, following in zip(model.blocks, model.blocks[1:], strict=False):
             this.set_modules_to_forward_prefetch([following])  # gathered while this one computes
             following.set_modules_to_backward_prefetch([this])
-    model.to_empty(device=args.device).initialize(args.seed)
+    model.to_empty(device=args.device).initialize(args.seed, args.weights)
     if args.parallel != "ddp":
         return model
     ids = [args.device] if args.device.type != "cpu" else None
@@ -280,54 +328,147 @@ def remove(folder):
 def hold(args):
     """Lock --out until this process ends, however it does; who has it, if another run does."""
     args.out.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    args.lock = os.fdopen(os.open(args.out / ".run.lock", flags, 0o666), "r+")  # closed, it is gone
+    path, flags = args.out / ".run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock, host = os.fdopen(os.open(path, flags, 0o666), "r+", errors="replace"), os.uname().nodename
+    text, silent = lock.read(200), time.time() - path.stat().st_mtime
+    if text and not (holder := HOLDER.fullmatch(text)):
+        return "its .run.lock is not of this program"
     try:
-        fcntl.flock(args.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return args.lock.read(200) or "another run"
-    except OSError:  # a file system without locks
-        pass
-    args.lock.truncate(0)
-    since = time.strftime("since %F %T")
-    args.lock.write(f"process {os.getpid()} on {os.uname().nodename}, {since}")
-    args.lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Some file systems keep a lock on one host, or none: there its age tells.
+        busy = text and holder[1] != host and silent < 6 * BEAT
+    except OSError as error:
+        busy = isinstance(error, BlockingIOError) or (text and silent < 6 * BEAT)
+    if busy:
+        return f"{text or 'another run'}, last heard of {silent:.0f} s ago, is writing there"
+    lock.seek(0)
+    lock.truncate()
+    lock.write(f"process {os.getpid()} on {host}, {time.strftime('since %F %T')}")
+    lock.flush()
+    args.lock = lock  # closed, it would be free
+    threading.Thread(target=live, args=[lock], daemon=True).start()
+
+
+def live(lock):
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        while True:
+            os.utime(lock.fileno())
+            time.sleep(BEAT)
 
 
 def find_start(args):
-    """The step that the run in --out has reached; a sentence if it is no run with these options."""
-    names = [*STAYS, "precision", "sequences"]
-    now = {name: getattr(args, name) for name in names} | {"data": str(args.data.resolve())}
-    file, new = args.out / "settings.json", args.out / "settings.new"
-    others = any(path.name != ".run.lock" for path in args.out.glob("*"))
-    if not file.exists() and (args.draw or others):
+    """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
+    for path in filter(None, (args.draw, args.export)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            return f"{path} is a folder: name a file"
+        tempfile.TemporaryFile(dir=path.parent).close()  # found out now, not after the training
+    fixed, file = [*STAYS, "precision", "sequences", "checksum"], args.out / "settings.json"
+    now = {name: getattr(args, name) for name in [*OPTIONS, *fixed, "parallel", "data", "base"]}
+    now = json.loads(json.dumps(now, default=lambda path: str(path.resolve())))
+    steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
+    if args.draw and not steps:
+        return f"--draw: no checkpoint in --out {args.out}; train first, without --draw"
+    own = (".run.lock", ".settings.json")  # what a start that failed may leave
+    if not file.exists() and not all(path.name.endswith(own) for path in args.out.glob("*")):
         return f"--out {args.out} holds no run of this program: name a new folder to begin one"
-    if not args.draw and (holder := hold(args)):
-        return f"--out {args.out}: {holder}, is writing there. End it first, or name a new folder"
-    if not file.exists():
-        new.write_text(json.dumps(now, indent=1))
-        new.replace(file)
-    was = json.loads(file.read_text())
-    other = [f"{name} was {was[name]}, now {now[name]}" for name in names if was[name] != now[name]]
-    if Path(was["data"]).name != args.data.name:
-        other += [f"data was {was['data']}, now {args.data}"]
-    if other:
-        return f"--out {args.out}: {'; '.join(other)}. Go on as it began, or name a new folder"
-    return max((int(folder.name[5:]) for folder in whole_ones(args.out)), default=0)
+    try:
+        was = json.loads(file.read_text()) if file.exists() and steps else now
+        changed = {k: f"{k} was {was[k]}, now {now[k]}" for k in now if was[k] != now[k]}
+    except (ValueError, KeyError, TypeError):
+        way = "begin the same run in a new folder, end it, and copy its settings.json here"
+        return f"{file} is damaged. Take it from a backup, or: {way}"
+    if other := "; ".join(changed[name] for name in fixed if name in changed):
+        return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
+    if not args.draw:
+        if holder := hold(args):
+            return f"--out {args.out}: {holder}. End it first, or name a new folder"
+        write(file, lambda path: path.write_text(json.dumps(now, indent=1)))
+    if changed:
+        say("; ".join(changed.values()))
+    return steps
 
 
-def state_of(model, optimizer, scaler):
-    """What a run has learnt, under names that are alike on every rung."""
-    weights, moments = alike.get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
+def sums_of(state):
+    """Checksums of each tensor's bits, and of all else: the same whether it is sharded or not."""
+    moments = state["optimizer"]["state"].values()
+    tensors = [*state["model"].values(), *(m for kinds in moments for m in kinds.values())]
+    sums, shards = torch.zeros(len(tensors) + 1, dtype=torch.int64), []
+    for i, value in enumerate(tensors):
+        if isinstance(value, DTensor):
+            shards.append(i)
+            group = value.device_mesh.get_group("shard")
+            value = value.to_local()
+        sums[i] = value.contiguous().view(torch.int32).sum(dtype=torch.int64)
+    if shards:
+        whole = sums.clone()
+        dist.all_reduce(whole, group=group)
+        sums[shards] = whole[shards]
+    rest = [state["optimizer"]["param_groups"], state["scaler"], state["progress"].tolist()]
+    sums[-1] = zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+    return sums
+
+
+def state_of(model, optimizer, scaler, progress):
+    """What a run has learnt, under names that are alike on every rung; without frozen weights."""
+    learnt = alike.StateDictOptions(ignore_frozen_params=True)
+    weights, moments = alike.get_state_dict(model, optimizer, options=learnt)
+    state = {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
+    return state | {"progress": torch.tensor(progress, dtype=torch.float64)}
 
 
 def load(folder, model, optimizer, scaler):
-    state = state_of(model, optimizer, scaler)
+    """The loss since the last line, summed over the steps, and their number."""
+    state = state_of(model, optimizer, scaler, [0.0, 0.0])
+    state["sums"] = torch.zeros_like(sums_of(state))
     dcp.load(state, checkpoint_id=folder)
+    if not torch.equal(state["sums"], sums_of(state)):
+        raise ValueError("its numbers are not those that were saved")
+    options = alike.StateDictOptions(strict=False)  # frozen weights are not in it
     parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-    alike.set_state_dict(model, optimizer, **parts)
+    alike.set_state_dict(model, optimizer, **parts, options=options)
     scaler.load_state_dict(state["scaler"])
+    return state["progress"].tolist()
+
+
+def load_newest(args, steps, *parts):
+    """From the newest checkpoint that is whole; those that are not are set aside."""
+    damaged = {}
+    for step in steps:
+        folder = args.out / f"step-{step:08d}"
+        try:
+            progress = load(folder, *parts)
+        except (dcp.CheckpointException, ValueError) as error:  # on all ranks alike
+            damaged[folder] = reason_of(error)
+            continue
+        for folder in damaged if args.rank == 0 and not args.draw else ():
+            aside = folder.rename(tempfile.mkdtemp(prefix=f"{folder.name}.damaged-", dir=args.out))
+            say(f"{folder} is damaged ({damaged[folder]}): it is {aside.name} now")
+        return step, progress
+    found = "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
+    leave(f"--out {args.out}: no checkpoint is whole ({found}). Take one from a backup")
+
+
+def reason_of(error):
+    if isinstance(error, dcp.CheckpointException):  # of the ranks that have one
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+
+
+def write(path, how):
+    """Let `how` write beside `path`, then put it in its place, with the mode of a new file."""
+    new = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        new.touch()
+        mode = new.stat().st_mode  # safetensors makes its own
+        how(new)
+        new.chmod(mode)
+        with open(new, "rb") as file:
+            os.fsync(file)  # the power may fail
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    return path
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -388,9 +529,17 @@ def report(args, row):
     """A line to read and a line to plot, by rank 0."""
     said = "step {step}: loss {loss:.3f}, validation {validation:.3f}, norm {norm:.2f}, "
     said += "{tokens_per_second:,.0f} tokens/s, MFU {mfu:.1%}, HFU {hfu:.1%}, {memory_gb:.2f} GB"
-    tqdm.write(said.format(**row), file=sys.stdout)
+    say(said.format(**row))
     with open(args.out / "log.jsonl", "a") as log:
         print(json.dumps(row), file=log)
+
+
+def cut_log(args, start):
+    """Leave what was logged before the checkpoint: what comes after it is computed again."""
+    log = args.out / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    kept = [x for x in lines if x.endswith("}\n") and json.loads(x)["step"] <= start]
+    write(log, lambda path: path.write_text("".join(kept)))
 
 
 def profiler_of(args):
@@ -401,18 +550,20 @@ def profiler_of(args):
     return torch.profiler.profile(schedule=schedule, on_trace_ready=write)
 
 
-def train_model(args, model, called, optimizer, scaler, start, data, held_out):
+def train_model(args, model, called, optimizer, scaler, start, progress, data, held_out):
     (needs, computes), peak = flops_of(args, model), args.peak * 1e12 or measure_peak(args)
     if args.rank == 0:
+        cut_log(args, start)
         count = sum(p.numel() for p in model.parameters())
         where = f"{args.parallel} on {args.ranks} x {args.device.type}"
-        print(f"{count:,} parameters, {args.precision}, {where}, from step {start}", flush=True)
+        say(f"{count:,} parameters, {args.precision}, {where}, from step {start}")
     told, background = [], dist.new_group(backend="gloo")  # for saving, while the ranks train
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.append(True))
-    saving, sums, since, clock = None, 0, start, time.perf_counter()
-    bar = tqdm(total=args.steps, initial=start, disable=args.rank > 0 or not sys.stderr.isatty())
-    with profiler_of(args) as profiler, bar:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda *_: told.append(True))
+    sums, since = progress[0], start - int(progress[1])  # of the losses after that step
+    saving, clock = None, time.perf_counter()
+    with profiler_of(args) as profiler:
         for step, tokens in enumerate(data, start + 1):
             torch.manual_seed((args.seed * args.steps + step) * args.ranks + args.rank)  # dropout
             sums += add_gradients(called, tokens, args, scaler)
@@ -423,37 +574,44 @@ def train_model(args, model, called, optimizer, scaler, start, data, held_out):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            bar.update()
             if profiler:
                 profiler.step()
-            stop = torch.tensor(len(told))
+            gone = args.torchrun not in (None, os.getppid())  # nobody would end this rank
+            stop = torch.tensor(len(told) + gone)
             dist.all_reduce(stop, dist.ReduceOp.MAX)  # all ranks stop after one step, or none
+            line = step % args.log_every == 0 or step == args.steps
             save = stop or step % args.save_every == 0 or step == args.steps
-            if save or step % args.log_every == 0:
-                loss = sums.cpu() / args.ranks / (step - since)
+            if line or save:
+                seconds = time.perf_counter() - clock
+                loss = torch.as_tensor(sums).double().cpu() / args.ranks
                 dist.all_reduce(loss)
+                validation = validate(model, held_out, args)
+                if not math.isfinite(validation):
+                    leave(f"step {step}: it diverged, and is not saved. Try a lower --lr.")
+                clock = time.perf_counter() - seconds  # without validation
+            if line:
                 norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-                rate = (step - since) * args.batch * args.context / (time.perf_counter() - clock)
+                rate = (step - max(since, start)) * args.batch * args.context / seconds
                 share = rate / args.ranks / peak
-                row = {"step": step, "loss": loss.item(), "norm": norm.item()}
-                row |= {"learning_rate": group["lr"], "validation": validate(model, held_out, args)}
+                row = {"step": step, "loss": loss.item() / (step - since), "norm": norm.item()}
+                row |= {"learning_rate": group["lr"], "validation": validation}
                 row |= {"tokens_per_second": rate, "memory_gb": peak_memory(args.device)}
                 row |= {"mfu": share * needs, "hfu": share * computes}
                 if args.rank == 0:
                     report(args, row)
-                if not math.isfinite(row["validation"]):
-                    sys.exit(f"step {step}: it diverged, and is not saved. Try a lower --lr.")
-                sums, since, clock = 0, step, time.perf_counter()
+                loss, sums, since, clock = 0, 0, step, time.perf_counter()
             if save:
                 if saving:
                     saving.result()  # one at a time
                 for folder in whole_ones(args.out)[:-1] if args.rank == 0 else ():
                     remove(folder)  # the last one stays until the next is whole
-                state, folder = state_of(model, optimizer, scaler), args.out / f"step-{step:08d}"
+                state = state_of(model, optimizer, scaler, [float(loss), step - since])
+                state["sums"], folder = sums_of(state), args.out / f"step-{step:08d}"
                 saving = dcp.async_save(state, checkpoint_id=folder, process_group=background)
             if stop:
                 saving.result()
-                sys.exit(f"stopped by a signal: saved after step {step}; the same command goes on.")
+                why = "stopped by a signal" if told else "torchrun is gone, or a rank was stopped"
+                leave(f"{why}: saved after step {step}; the same command goes on.")
     if saving:
         saving.result()
 
@@ -482,30 +640,42 @@ def draw(model, held_out, args):
     first = torch.from_numpy(first.astype(np.int64)).to(args.device)
     count, ids = (SIDE * SIDE, GREYS) if pictures else (min(args.context, 256), args.vocabulary)
     tokens = generate(model, first, count, ids)[:, 1:].cpu()  # by all ranks: it may be sharded
-    file = args.draw or args.out / f"drawing.{'png' if pictures else 'txt'}"
-    if args.rank == 0 and pictures:
+    if args.rank > 0:
+        return
+    if pictures:
         from PIL import Image
 
         sheet = tokens.view(8, CLASSES, SIDE, SIDE).transpose(1, 2).reshape(8 * SIDE, -1)
         sheet = Image.fromarray((sheet * 255 // (GREYS - 1)).byte().numpy())
-        sheet.resize((560, 448), Image.NEAREST).save(file)
-    elif args.rank == 0:
+        how = sheet.resize((560, 448), Image.NEAREST).save
+    else:
         ids = tokens[0].tolist()
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
-        file.write_text(text + "\n")
-    if args.rank == 0:
-        print(f"drawn: {file.name}")
+        how = partial(Path.write_text, data=text + "\n")
+    file = args.draw or args.out / f"drawing.{'png' if pictures else 'txt'}"
+    say(f"drawn: {write_somewhere(file, how).name}")
 
 
 def export(model, args):
-    """The whole weights to one file: gathered by all ranks, for rank 0."""
+    """The whole weights to one file, adapters merged: gathered by all ranks, for rank 0."""
     whole = alike.StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = alike.get_model_state_dict(model, options=whole)
+    for name in [name for name in weights if name.endswith(".lora_b")]:
+        a, layer = name.replace("lora_b", "lora_a"), name.replace("lora_b", "weight")
+        weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
+    options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
     if args.rank == 0:
-        from safetensors.torch import save_file
+        write_somewhere(args.export, partial(save_file, weights, metadata=options))
 
-        options = {name: json.dumps(getattr(args, name)) for name in OPTIONS}
-        save_file(weights, args.export, metadata=options)
+
+def write_somewhere(path, how):
+    """As `write`; where that fails, in a new temporary folder: what was computed is not lost."""
+    try:
+        return write(path, how)
+    except (OSError, SafetensorError) as error:
+        other = Path(tempfile.mkdtemp()) / path.name
+        say(f"{path} cannot be written ({error}): written to {other}")
+        return write(other, how)
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -514,80 +684,146 @@ def export(model, args):
 def parse():
     lines = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
+    parser.error = lambda sentence: leave(f"{sentence}. --help lists the options")
     add, rungs = parser.add_argument, ["none", "ddp", "fsdp", "hsdp"]
     usual, each = "ddp" if "RANK" in os.environ else "none", "the model: one per process"
     add("--out", type=Path, required=True, help="the run's own folder, which all hosts see")
     add("--data", type=Path, default=CLOTHES, help="token ids (.npy) or pictures (.npz)")
+    add("--base", type=Path, help="weights to begin with, which --export wrote")
     add("--parallel", choices=rungs, default=usual, help=f"{each}, shared by all, or by --shard")
     add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: the device's best")
     add("--draw", type=Path, help="draw to this file with the newest checkpoint, and end")
     add("--export", type=Path, help="in the end, write weights and options to this .safetensors")
     for name, (default, what) in OPTIONS.items():
-        kind = {"type": type(default)} if default is not False else {"action": "store_true"}
+        flag = {"action": argparse.BooleanOptionalAction}  # also --no-recompute
+        kind = {"type": type(default)} if default is not False else flag
         fixed = "; fixed once a run has begun" if name in STAYS else ""
         option, text = f"--{name.replace('_', '-')}", f"{what} ({default}{fixed})"
         add(option, default=default, help=text, **kind)
-    file = parser.parse_known_args()[0].out / "settings.json"
-    if file.is_file():  # what is not given stays as it was
-        parser.set_defaults(**json.loads(file.read_text()))
+    was = settings_of(parser.parse_known_args()[0].out)
+    if (was.get("parallel", usual) == "none") != (usual == "none"):
+        del was["parallel"]  # started in another way
+    parser.set_defaults(**was)  # what is not given stays as it was
+    base = read_base(parser.parse_known_args()[0].base)
+    if base:
+        options = base.metadata()
+        parser.set_defaults(**{name: json.loads(options[name]) for name in SHAPE})
     args = parser.parse_args()
-    args.kv_heads = args.kv_heads or args.heads
+    args.weights, args.kv_heads = base, args.kv_heads or args.heads
+    args.torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return args, *read_and_check(args)
+
+
+def settings_of(out):
+    with contextlib.suppress(OSError, ValueError):  # find_start says so
+        was = json.loads((out / "settings.json").read_text())
+        return {name: was[name] for name in was if name not in ("sequences", "checksum")}
+    return {}
+
+
+def read_base(path):
+    if path is None:
+        return None
+    with contextlib.suppress(OSError, SafetensorError):
+        base = safe_open(path, "pt")
+        if base.metadata() and {*SHAPE} <= base.metadata().keys():
+            return base
+    leave(f"--base {path}: there are no weights that --export of this program wrote")
+
+
+def read_and_check(args):
+    """The sequences to train on and to validate with, if all options are right."""
     try:
         train, held_out = read_sequences(args)
-    except (OSError, ValueError, KeyError) as error:  # NumPy's own words advise badly
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        # NumPy's own words advise badly.
         wanted = ".npy of more than --context numbers from 0 in one dimension, nor .npz of pictures"
-        sys.exit(f"--data {args.data} ({type(error).__name__}): no {wanted}")
-    args.sequences = len(train)
+        leave(f"--data {args.data} ({type(error).__name__}): no {wanted}")
     for name, (default, _) in OPTIONS.items():
-        if type(default) is int and getattr(args, name) < (name != "seed"):
-            sys.exit(f"--{name.replace('_', '-')} must be at least 1")
+        usual = (1, 10**9) if type(default) is int else (1e-12, 1e38)
+        (least, most), value = LIMITS.get(name, usual), getattr(args, name)
+        if type(default) is not bool and not least <= value <= most:  # nan is neither
+            leave(f"--{name.replace('_', '-')} must be from {least} to {most}, not {value}")
     for wrong, sentence in [
         (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
-        (not 0 <= args.dropout < 1, "--dropout must be at least 0 and below 1"),
         (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
         (args.context + 1 != train.shape[1], "--context: a picture has 196 tokens"),
+        (args.lora and not args.base, "--lora changes weights: name their file as --base"),
     ]:
         if wrong:
-            sys.exit(sentence)
-    for path in filter(None, (args.draw, args.export)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return args, train, held_out
+            leave(sentence)
+    args.sequences = len(train)
+    some = np.ascontiguousarray(train[:: 1 + len(train) // 1000])  # enough to know it again
+    args.checksum = zlib.crc32(some)
+    if args.base:
+        with args.base.open("rb") as file:
+            file.seek(-1024, os.SEEK_END)
+            args.checksum = zlib.crc32(file.read(), args.checksum)
+    return train, held_out
 
 
-@record
-def main():
-    args, train, held_out = parse()
-    join(args)
-    start = [find_start(args) if args.rank == 0 else None]
-    dist.broadcast_object_list(start, device=torch.device("cpu"))
-    start = sys.exit(start[0]) if isinstance(start[0], str) else start[0]
-    with torch.device("meta"):  # no memory yet
+def new_model(args):
+    """The model, without memory yet."""
+    with torch.device("meta"):
         model = GPT(args)
+    there = set(args.weights.keys()) if args.weights else ()
+    for name, value in model.named_parameters() if args.weights else ():
+        shape = args.weights.get_slice(name).get_shape() if name in there else None
+        if "lora" not in name and shape != [*value.shape]:
+            leave(f"--base {args.base}: {name} is {shape} there, and {[*value.shape]} here")
+    return model
+
+
+def run(args, train, held_out):
+    steps = [None]
+    if args.rank == 0:
+        try:
+            steps = [find_start(args)]
+        except OSError as error:
+            steps = [f"{error.filename}: {error.strerror}. Name a folder that can be written"]
+    dist.broadcast_object_list(steps, device=torch.device("cpu"))
+    if isinstance(steps := steps[0], str):
+        leave(steps)
+    model = new_model(args)
     called = parallelize(model, args)
-    groups = [
-        {"params": [p for p in model.parameters() if (p.dim() > 1) == big], "weight_decay": decay}
-        for big, decay in ((True, args.decay), (False, 0))
-    ]
+    learn = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = ([p for p in learn if (p.dim() > 1) == big] for big in (True, False))
+    groups = {"params": matrices, "weight_decay": args.decay}, {"params": others, "weight_decay": 0}
+    groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.95), fused=True)
     scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
-    if start:
+    start, progress = 0, [0, 0]
+    if steps:
         # After a first backward pass, DDP puts the gradients into other buckets. With three ranks
         # or more that changes the order of sums, and so the last digits of a run that goes on.
         for _ in range(2 if args.parallel == "ddp" else 0):
             add_gradients(called, torch.from_numpy(train[:1].astype(np.int64)), args, scaler)
         optimizer.zero_grad()
-        load(args.out / f"step-{start:08d}", model, optimizer, scaler)
-    elif args.draw:
-        sys.exit(f"--draw: no checkpoint in --out {args.out}")
+        start, progress = load_newest(args, steps, model, optimizer, scaler)
     if not args.draw:
         data = batches(train, args, start, args.rank, args.ranks)
-        train_model(args, model, called, optimizer, scaler, start, data, held_out)
+        train_model(args, model, called, optimizer, scaler, start, progress, data, held_out)
     draw(model, held_out, args)
     if args.export:
         export(model, args)
     dist.barrier()
     del called  # DDP that outlives its group may hang under gloo
+
+
+@record
+def main():
+    args, train, held_out = parse()
+    args.lock = None
+    try:
+        join(args)
+        run(args, train, held_out)
+    except (OSError, dcp.CheckpointException) as error:
+        leave(f"{reason_of(error)}. What was saved before is whole: the same command goes on.")
+    finally:
+        if args.lock:
+            args.lock.truncate(0)  # ended, not killed
+            args.lock.close()
     dist.destroy_process_group()
 
 

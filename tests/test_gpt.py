@@ -1,5 +1,6 @@
 """`rungs/gpt.py` computes the same on every rung, and goes on from any moment on any other."""
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -173,6 +175,9 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
     assert 2 <= step < 20
     assert f"from step {step}\n" in run(out, tokens).stdout
     assert_equal(out, whole)
+    for step, both in losses(whole).items():  # means over the same steps
+        assert losses(out)[step] == pytest.approx(both, rel=1e-6)
+    assert len((out / "log.jsonl").read_text().splitlines()) == 10
 
 
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
@@ -184,7 +189,16 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--parallel", "ddp"], "start none with python, the others with torchrun"),
         ([tmp_path, "--width", 20], "--width must be a multiple of 2 x --heads 4"),
         ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
-        ([tmp_path, "--batch", 0], "--batch must be at least 1"),
+        ([tmp_path, "--batch", 0], "--batch must be from 1 to 1000000000, not 0"),
+        ([tmp_path, "--lr", "nan"], "--lr must be from 1e-12 to 1e+38, not nan"),
+        ([tmp_path, "--clip", -1], "--clip must be from 1e-12 to inf, not -1.0"),
+        ([tmp_path, "--lr", "fast"], "argument --lr: invalid float value: 'fast'. --help lists"),
+        ([tmp_path, "--lora", 4], "--lora changes weights: name their file as --base"),
+        ([tmp_path, "--base", PROGRAM], "there are no weights that --export of this program wrote"),
+        ([tmp_path, "--data", tmp_path], "(IsADirectoryError): no .npy of more than"),
+        ([tmp_path / "out", "--draw", "x"], "no checkpoint in --out"),
+        ([PROGRAM], "rungs/gpt.py: File exists. Name a folder that can be written"),
+        ([tmp_path / "out", "--export", tokens.parent], "is a folder: name a file"),
         ([tmp_path, "--data", PROGRAM], "no .npy of more than --context numbers from 0 in one dim"),
         ([tmp_path, "--context", 5000], "--batch 24: the data has 1 sequences"),
     ]
@@ -198,6 +212,193 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
     assert not list(tmp_path.iterdir())
     few = ["--out", tmp_path / "few", "--data", tokens, *SMALL, "--vocabulary", 7]
     assert "--vocabulary 7: the data has the id 7" in run_here(PROGRAM, *few).stderr
+    # It had not begun: the corrected command does.
+    assert run_here(PROGRAM, *few[:-1], 9, "--steps", 2).returncode == 0
+
+
+def test_another_text_of_the_same_length_is_not_the_run_s(whole, tokens, tmp_path):
+    np.save(tmp_path / "tokens.npy", np.load(tokens)[::-1])
+    done = run_here(PROGRAM, "--out", whole, "--data", tmp_path / "tokens.npy")
+    assert re.search(r"checksum was \d+, now \d+. Go on as it began", done.stderr)
+
+
+def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_path):
+    more = ["--micro", 7, "--recompute", "--log-every", 3]
+    run(tmp_path, tokens, *more)
+    begun = json.loads((tmp_path / "settings.json").read_text())
+    shutil.rmtree(tmp_path / "step-00000020")
+    done = run_here(PROGRAM, "--out", tmp_path)
+    assert [*losses(tmp_path)] == [3, 6, 9, 12, 15, 18, 20]
+    assert json.loads((tmp_path / "settings.json").read_text()) == begun
+    done = run_here(PROGRAM, "--out", tmp_path, "--micro", 5, "--no-recompute")
+    assert done.stdout.splitlines()[0] == "micro was 7, now 5; recompute was True, now False"
+    (tmp_path / "settings.json").write_text("{")
+    done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
+    assert "settings.json is damaged. Take it from a backup, or: begin the same" in done.stderr
+
+
+def damage(folder, kind):
+    shard = max(folder.glob("*.distcp"))
+    if kind == "flipped":  # one bit of a number
+        data = bytearray(shard.read_bytes())
+        numbers = load_file(folder.parent / "weights.safetensors")["norm.weight"].numpy()
+        at = data.index(numbers.tobytes())
+        data[at + 2] ^= 64
+        shard.write_bytes(data)
+    elif kind == "missing":
+        shard.unlink()
+    elif kind == "cut":
+        os.truncate(shard, 2000)
+    else:
+        os.truncate(folder / kind, 0)
+
+
+@pytest.mark.parametrize("kind", ["flipped", "missing", ".metadata", "cut"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_goes_on(
+    whole, tokens, tmp_path, kind
+):
+    out = shutil.copytree(whole, tmp_path / "out")
+    damage(out / "step-00000020", kind)
+    stdout = run(out, tokens).stdout
+    assert re.match(
+        r".*/step-00000020 is damaged \(\w+: .*\): it is step-00000020.damaged-", stdout
+    )
+    assert "from step 10\n" in stdout
+    assert_equal(out, whole)
+    assert losses(out) == losses(whole)
+    assert len(list(out.glob("step-00000020.damaged-*/*"))) > 0
+
+
+def test_if_no_checkpoint_is_whole_nothing_is_moved(whole, tokens, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    for step in ("step-00000010", "step-00000020"):
+        damage(out / step, "missing")
+    before = sorted(out.rglob("*"))
+    done = run_here(PROGRAM, "--out", out)
+    assert re.search(
+        "no checkpoint is whole .step-00000020: .*; step-00000010: .*Take", done.stderr
+    )
+    assert sorted(out.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_which_checkpoint_is_damaged(tokens, tmp_path):
+    """A shard that one rank alone reads."""
+    run(tmp_path / "whole", tokens, parallel="fsdp")
+    out = shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    shard = out / "step-00000020" / "__1_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 400] = bytes(400)
+    shard.write_bytes(data)
+    assert "from step 10\n" in run(out, tokens, parallel="fsdp").stdout
+    assert_equal(out, tmp_path / "whole")
+
+
+def test_a_lock_of_another_host_holds_as_long_as_it_lives(gpt, tmp_path):
+    lock = tmp_path / ".run.lock"
+    lock.write_text("process 1 on elsewhere, since 2026-01-01 00:00:00")
+    args = SimpleNamespace(out=tmp_path)
+    assert "1 on elsewhere, since 2026-01-01 00:00:00, last heard of 0 s ago" in gpt.hold(args)
+    os.utime(lock, (1e9, 1e9))
+    assert gpt.hold(args) is None
+    wait_until(lambda: time.time() - lock.stat().st_mtime < 600, limit=60)
+    assert f"process {os.getpid()} on" in gpt.hold(SimpleNamespace(out=tmp_path))
+    args.lock.close()
+    lock.write_text("my own notes")
+    assert gpt.hold(args) == "its .run.lock is not of this program"
+    assert lock.read_text() == "my own notes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_ranks_whose_torchrun_is_ended_save_and_end(tokens, tmp_path, number):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = ["--out", tmp_path, "--data", tokens, *SMALL, "--steps", 10**6]
+    command += map(str, [PROGRAM, *options])
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, start_new_session=True, **quiet) as torchrun:
+        try:
+            wait_until((tmp_path / "log.jsonl").exists, limit=500)
+            wait_until(lambda: (tmp_path / "log.jsonl").read_text(), limit=500)
+            os.kill(torchrun.pid, number)
+            wait_until(lambda: not (tmp_path / ".run.lock").read_text(), limit=500)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(torchrun.pid, signal.SIGKILL)
+    assert list(tmp_path.glob("step-*/.metadata"))
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_saves_first_and_nohup_trains_on(tokens, tmp_path, nohup):
+    options = ["--out", tmp_path, "--data", tokens, *SMALL, "--steps", 10**6]
+    log, command = tmp_path / "log.jsonl", [sys.executable, PROGRAM, *map(str, options)]
+    terminal, program = os.openpty()
+    how = {"stdin": program, "stdout": program, "stderr": program, "start_new_session": True}
+    if nohup:
+        how["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with subprocess.Popen(command, **how) as training:
+        try:
+            os.close(program)
+            wait_until(lambda: log.exists() and log.read_text(), limit=200)
+            os.close(terminal)
+            training.send_signal(signal.SIGHUP)
+            if nohup:
+                lines = log.read_text().count("\n")
+                wait_until(lambda: log.read_text().count("\n") > lines + 2, limit=60)
+                assert training.poll() is None
+            else:
+                assert training.wait(200) == 1
+                assert list(tmp_path.glob("step-*/.metadata"))
+        finally:
+            training.kill()
+
+
+@pytest.mark.slow
+def test_adapters_learn_alone_are_saved_alone_and_merge_into_the_weights(whole, tokens, tmp_path):
+    base = whole / "weights.safetensors"
+    how = ["--base", base, "--lora", 2, "--lr", 0.03, "--decay", 0]
+    run(tmp_path / "one", tokens, *how)
+    run(tmp_path / "fsdp", tokens, *how, parallel="fsdp")
+    before, one = load_file(base), load_file(tmp_path / "one" / "weights.safetensors")
+    other = load_file(tmp_path / "fsdp" / "weights.safetensors")
+    assert before.keys() == one.keys() == other.keys()
+    layers = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight")
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-4, atol=1e-6)
+        assert torch.equal(one[name], before[name]) != name.endswith(layers), name
+    ranks = [torch.linalg.matrix_rank(one[n] - before[n], rtol=1e-3) for n in one if "qkv" in n]
+    assert ranks == [2, 2]
+    step = tmp_path / "one" / "step-00000020"
+    saved = torch.distributed.checkpoint.FileSystemReader(step).read_metadata().state_dict_metadata
+    names = {name for name in saved if name.startswith("model.")}
+    assert len(names) == 16
+    assert all(".lora_" in name for name in names)
+    # As a base of its own, the merged file computes what the adapters did.
+    run(
+        tmp_path / "merged",
+        tokens,
+        "--base",
+        tmp_path / "one" / "weights.safetensors",
+        "--lr",
+        1e-12,
+    )
+    assert losses(tmp_path / "merged")[2][1] == pytest.approx(
+        losses(tmp_path / "one")[20][1], rel=1e-5
+    )
+
+
+def test_what_cannot_be_written_in_the_end_is_written_elsewhere(gpt, tmp_path, capsys):
+    (tmp_path / "no folder").write_text("")
+    found = gpt.write_somewhere(tmp_path / "no folder" / "a.txt", lambda path: path.write_text("b"))
+    assert found.read_text() == "b"
+    assert "cannot be written" in capsys.readouterr().out
+    shutil.rmtree(found.parent)
+    before = os.umask(0o027)
+    try:
+        gpt.write(tmp_path / "new.txt", lambda path: path.write_text("b"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new.txt").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.slow
@@ -254,7 +455,7 @@ def noting(notes):
 def new_model(gpt, **options):
     args = {name: default for name, (default, _) in gpt.OPTIONS.items()}
     args |= {"vocabulary": 26, "kv_heads": 4, "precision": "fp32", "parallel": "none"}
-    args["device"] = torch.device("cpu")
+    args |= {"device": torch.device("cpu"), "weights": None}
     args = SimpleNamespace(**args | options)
     model = gpt.GPT(args)
     model.initialize(0)
