@@ -385,7 +385,7 @@ def speed_up(
 
     Examples
     --------
-    >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9), 2)  # the table of chapter 13
+    >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9), 2)
     5.91
     >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9, scaling="strong"), 2)
     2.09
