@@ -137,18 +137,20 @@ def sharded_tensor(folder):
     return saved(folder, {"_flat_param": Subclass(ShardedTensor, shape, ([], None))})
 
 
-def torchao(folder):
+def torchao(folder, part=None):
     module = types.ModuleType("torchao")
     module.Float8Tensor = type("Float8Tensor", (), {"__module__": module.__name__})
     try:
         sys.modules[module.__name__] = module
         about = ((module.Float8Tensor, torch.float32, (2,)), {"qdata": torch.ones(2)})
-        return saved(folder, {"a.weight": Subclass(module.Float8Tensor, *about)})
+        state = {"a.weight": Subclass(module.Float8Tensor, *about)}
+        return saved(folder, {part: state, "epoch": 3} if part else state)
     finally:
         del sys.modules[module.__name__]
 
 
 ONNX = b"\x08\x0a\x12\x07pytorch\x1a\x062.15.0:\x10" + bytes(100)
+ONNX_BY_TEN = b"\x08\x0a\x12\x0aten-letter\x1a\x062.15.0:\x10" + bytes(100)  # its length: a newline
 FILES = {
     **{w: (lambda folder, k=k: tensors(folder, **k)) for w, k in QUANTIZED.items()},
     **{w: (lambda folder, k=k: adapter(folder, k)) for w, k in ADAPTERS.items()},
@@ -160,8 +162,10 @@ FILES = {
     "--load-dir {}/run --save": megatron,
     "FSDP1's ShardedTensor": sharded_tensor,
     "quantized by torchao. W": torchao,
+    "torch.load('{}/x.pt', weights_only=False)['net'].items()": lambda f: torchao(f, "net"),
     "gguf_file='x.gguf'": lambda folder: written(folder, b"GGUF" + bytes(100), "x.gguf"),
     "this is ONNX": lambda folder: written(folder, ONNX, "model"),
+    "ONNX, a program, whose": lambda folder: written(folder, ONNX_BY_TEN, "model"),
     "2 tensors without names under 'shadow_params'": lambda folder: saved(
         folder, {"decay": 0.9, "shadow_params": [torch.ones(2), torch.ones(3)]}
     ),
@@ -189,7 +193,7 @@ def test_what_is_not_weights_is_told_and_never_converted(words, tmp_path):
         with pytest.raises(CheckpointError, match=re.escape(words)):
             load_into(model, path, strict=strict)
     assert same(model, net())
-    assert len(told) < 700
+    assert len(told) < 800
 
 
 ORDINARY = [
@@ -296,6 +300,67 @@ def test_the_lines_run(tmp_path, monkeypatch):
     assert same(model, names["model"])
 
 
+def squeezed(numbers):
+    """Eight numbers of 4 bits, along the last axis, in each int32."""
+    wide = numbers.unflatten(-1, (-1, 8)).long() << torch.arange(0, 32, 4)
+    return wide.sum(-1).to(torch.uint32).view(torch.int32)
+
+
+def awq():
+    """As AutoAWQ packs a weight of 16 x 32, with a scale and a zero for 16 columns each."""
+    numbers, zeros = torch.randint(0, 16, (32, 16)), torch.randint(0, 16, (2, 16))
+    scales = torch.rand(2, 16)
+    plain = (numbers - zeros.repeat_interleave(16, 0)) * scales.repeat_interleave(16, 0)
+    mixed = [
+        t.unflatten(-1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1) for t in (numbers, zeros)
+    ]
+    parts = {"qweight": squeezed(mixed[0]), "qzeros": squeezed(mixed[1]), "scales": scales}
+    return plain.T, parts
+
+
+def float8_blocks(rows=20, columns=40, block=16):
+    """As DeepSeek's: the last row and column of blocks are not whole."""
+    low = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    scales = torch.rand(-(-rows // block), -(-columns // block))
+    wide = scales.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
+    return low.float() * wide, {"weight": low, "weight_scale_inv": scales}
+
+
+@pytest.mark.parametrize("pack", [awq, float8_blocks])
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_line_that_unpacks_weights_gives_the_numbers(pack, inside, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain, parts = pack()
+    state = {f"q.{name}": part for name, part in parts.items()} | {"norm.weight": torch.ones(3)}
+    name = "x.pt" if inside else "model.safetensors"
+    if inside:
+        torch.save({"model": state, "optimizer": {"state": {}, "param_groups": []}}, name)
+    else:
+        save_file({key: value.contiguous() for key, value in state.items()}, name)
+    told = " ".join(inspect_checkpoint(name).advice)
+    exec(re.search(r"(from torchclinic|w = torch).*'whole.pt'\)", told)[0], {"torch": torch})
+    whole = torch.load("whole.pt")
+    assert whole.keys() == {"q.weight", "norm.weight"}
+    assert torch.equal(whole["q.weight"], plain)
+
+
+def test_blocks_that_are_whole_are_left_to_transformers(tmp_path):
+    parts = float8_blocks(32, 64)[1]
+    save_file({f"q.{name}": part for name, part in parts.items()}, tmp_path / "x.safetensors")
+    assert "FineGrainedFP8Config" in inspect_checkpoint(tmp_path / "x.safetensors").advice[0]
+
+
+def test_packed_weights_inside_a_file_with_other_parts_are_told_with_their_place(tmp_path):
+    packed = {"q.weight_packed": torch.ones(4, 4).int(), "q.weight_scale": torch.ones(4, 1)}
+    rest = {"ema": {"q.weight": torch.ones(4, 32)}, "optimizer": {"state": {}, "param_groups": []}}
+    path = saved(tmp_path, {"model": packed} | rest)
+    told = " ".join(inspect_checkpoint(path).advice)
+    assert f"save_file(torch.load('{path}', 'cpu')['model'], 'packed/model.safetensors')" in told
+    assert "from_pretrained('packed', " in told
+    with pytest.raises(CheckpointError, match=re.escape(told)):
+        fix_checkpoint(path, tmp_path / "y.pt")
+
+
 def loaded(path):
     model = nn.Linear(4, 3)
     model.load_state_dict(torch.load(path))
@@ -321,6 +386,40 @@ def test_a_folder_of_deepspeeds_with_whole_weights_gives_those(tmp_path):
     tensors(tmp_path, a__weight=F32)
     (tmp_path / "zero_to_fp32.py").touch()
     assert "a.weight" in inspect_checkpoint(tmp_path).keys
+
+
+def zero_two(folder):
+    """A step of ZeRO-1 or ZeRO-2: the weights are whole, the optimizer is not."""
+    state = {"module": {"a.weight": torch.ones(2).bfloat16()}, "param_shapes": []}
+    path = deepspeed(folder, state, "mp_rank_00_model_states.pt")
+    saved(path.parent, {"ds_version": "0.19"}, "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    return path
+
+
+def test_the_exact_copy_beside_weights_of_16_bits_is_named(tmp_path):
+    path = zero_two(tmp_path)
+    both = f"load_into(model, '{path}'), which has all weights"
+    told = inspect_checkpoint(path).advice[0]
+    assert "in float32 in the optimizer's files beside it" in told
+    assert f"zero_to_fp32 {tmp_path}/run whole -t global_step7. Then {both}" in told
+    for name in ("", "zero_to_fp32.py"):
+        (tmp_path / "run" / name).touch()
+        with pytest.raises(CheckpointError, match=re.escape(both)):
+            inspect_checkpoint(tmp_path / "run" if name else path.parent)
+    next(path.parent.glob("*optim*")).unlink()
+    assert "float32" not in " ".join(inspect_checkpoint(path).advice)
+
+
+def test_experts_that_are_one_tensor_in_the_model_or_in_the_file_have_a_way(tmp_path):
+    one = nn.ParameterDict({"up": torch.ones(2, 4, 3)})
+    apart = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(3, 4)}) for _ in range(2))
+    pair = [nn.ModuleDict({"mlp": nn.ModuleDict({"experts": part})}) for part in (one, apart)]
+    for model, other, words in [(*pair, "from_pretrained("), (*pair[::-1], "save_pretrained(")]:
+        path = saved(tmp_path, other.state_dict())
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            load_into(model, path)
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            fix_checkpoint(path, tmp_path / "y.pt", model=model)
 
 
 def test_a_slice_is_told_where_somebody_stands_in_its_folder(tmp_path, monkeypatch):

@@ -140,9 +140,21 @@ DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, B
 
 
 @made_by("safetensors/deepseek_float8", pack=to_blocks, names="float8", config=DEEPSEEK)
-@made_by("safetensors/gptq", pack=to_gptq, names="GPTQ", config=FOUR | {"quant_method": "gptq"})
-@made_by("safetensors/awq", pack=to_awq, names="AWQ", config=FOUR | {"quant_method": "awq"})
-def written(folder, pack, config, names):
+@made_by(
+    "safetensors/gptq",
+    pack=to_gptq,
+    names="GPTQ",
+    way="dequantize_model",
+    config=FOUR | {"quant_method": "gptq"},
+)
+@made_by(
+    "safetensors/awq",
+    pack=to_awq,
+    names="AWQ",
+    way="by torch",
+    config=FOUR | {"quant_method": "awq"},
+)
+def written(folder, pack, config, names, way="from_pretrained"):
     """By hand, in the layout: the programs that pack and unpack it need a GPU."""
     from safetensors.torch import save_file
 
@@ -155,10 +167,10 @@ def written(folder, pack, config, names):
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     model.config.quantization_config = config
     model.config.save_pretrained(folder)
-    own, way = lambda: model, "program that wrote it"
+    own = lambda: model  # noqa: E731
     if names == "float8":
         from transformers import FineGrainedFP8Config
 
         plain = FineGrainedFP8Config(dequantize=True)
-        own, way = lambda: unpacked(folder, quantization_config=plain), "from_pretrained"
+        own = lambda: unpacked(folder, quantization_config=plain)  # noqa: E731
     return language(folder, model, own=own, way=way, names=names)

@@ -24,13 +24,38 @@ DEQUANTIZE = FROM.format(").dequantize(")
 FLOAT8 = FROM.format(", dtype='float32', quantization_config=FineGrainedFP8Config(dequantize=True)")
 MXFP4 = FROM.format(", quantization_config=Mxfp4Config(dequantize=True)")
 COMPRESSED = FROM.format(", quantization_config=CompressedTensorsConfig(dequantize=True)")
+# By torch alone. Of float8, what is left beside the last whole block has a scale of its own.
+BLOCKS = (
+    "Some shapes are no multiple of the block, which from_pretrained refuses or reads wrong. By "
+    "torch: {load}; torch.save({{k: v.float() * s.float().repeat_interleave(ROWS, -2)[..., :v."
+    "shape[-2], :].repeat_interleave(COLUMNS, -1)[..., :v.shape[-1]] if (s := w.get(k + "
+    "'_scale_inv')) is not None else v for k, v in w.items() if not k.endswith('_scale_inv')}}, "
+    "'whole.pt')"
+)
+GPTQ = (
+    "With GPTQModel, which needs no GPU for it: from gptqmodel.utils.model_dequant import "
+    "dequantize_model; dequantize_model({folder!r}, 'whole')"
+)
+# GPTQModel 7.7.0 takes the eight numbers in an int32 in another order.
+AWQ = (
+    "Of 4 bits, by torch: {load}; u = lambda t: (t[..., None] >> torch.tensor([0, 16, 4, 20, 8, "
+    "24, 12, 28]) & 15).flatten(-2); plain = lambda q, z, s: ((u(q) - u(z)[g := torch.arange(len(q)"
+    ") // (len(q) // len(s))]) * s[g]).T; torch.save({{k: v for k, v in w.items() if not k."
+    "endswith(('.qweight', '.qzeros', '.scales'))}} | {{k[:-7] + 'weight': plain(*(w[k[:-7] + n] "
+    "for n in ('qweight', 'qzeros', 'scales'))) for k in w if k.endswith('.qweight')}}, 'whole.pt')"
+)
+# from_pretrained reads a folder as Hugging Face's are.
+MOVE = (
+    "safetensors.torch.save_file(torch.load({path!r}, 'cpu'){at}, 'packed/model.safetensors') puts "
+    "them where the model's config.json, with its quantization_config, can be beside. "
+)
 # The dtypes of packed tensors, how their names end, what is there with each of these in place of
 # that end, the layout, and the way out. Of an ordinary layer, none has both.
 PACKED = [
     ("uint8", "weight", ["weight.absmax", "weight.quant_map"], "bitsandbytes, 4 bits", DEQUANTIZE),
     ("int8", "weight", ["SCB"], "bitsandbytes, 8 bits", DEQUANTIZE),
-    ("int32", "qweight", ["qzeros", "scales", "g_idx"], "GPTQ", ORIGINAL),
-    ("int32", "qweight", ["qzeros", "scales"], "AWQ", ORIGINAL),
+    ("int32", "qweight", ["qzeros", "scales", "g_idx"], "GPTQ", GPTQ),
+    ("int32", "qweight", ["qzeros", "scales"], "AWQ", AWQ),
     ("int32 uint8 int8", "weight_packed", ["weight_scale"], "compressed-tensors", COMPRESSED),
     ("uint8", "weight", ["weight_scale", "weight_scale_2"], "NVFP4 of ModelOpt", ORIGINAL),
     ("uint8", "_blocks", ["_scales"], "MXFP4, as of gpt-oss", MXFP4),
@@ -45,7 +70,12 @@ PACKED = [
 STEP = re.compile(r"global_step\d+")  # the folder of a step, in DeepSpeed's of a run
 ZERO = (
     "If you trust who made them, make one model of all ranks' files: python -m deepspeed.utils."
-    "zero_to_fp32 {run} whole -t {tag}"
+    "zero_to_fp32 {run} whole -t {tag}{both}"
+)
+WHOLE_MODEL = "mp_rank_*_model_states.pt"  # under ZeRO-1 and ZeRO-2
+BOTH = (
+    ". Then load_into(model, {model!r}), which has all weights, in the dtype of training, and "
+    "load_into(model, 'whole', strict=False): under ZeRO-1, this one lacks what was frozen"
 )
 RANKS = (
     "the file holds one rank's shards only{of}. If you have all ranks' files, and trust them: "
@@ -91,6 +121,16 @@ RANKS_APART = (
     "many ranks, and save that whole; if all ranks saved the same, as under DDP, one file is the "
     "model."
 )
+# A layer of a mixture of experts, and the number of one of them, if each has tensors of its own.
+EXPERTS = re.compile(r"\.experts\.(\d+\.)?")
+JOINED = (
+    "In the model, a layer's experts are one tensor, in the file one for each, as transformers has "
+    "it: AutoModelForCausalLM.from_pretrained({folder!r}) joins them."
+)
+DIVIDED = (
+    "In the file, a layer's experts are one tensor, in the model one for each. Transformers from 5 "
+    "divides them: load the file into its model; what model.save_pretrained('whole') writes fits."
+)
 # Slices of tensors: Megatron's, and DeepSpeed's of a parallel model.
 SLICE = re.compile(r"mp_rank_(\d\d)")
 MEGATRON = (
@@ -106,8 +146,7 @@ def what_it_is(state: Mapping[Any, Any], path: Path, at: str = "") -> str:
     """
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and isinstance(k, str)}
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    dtypes = {key: str(value.dtype).removeprefix("torch.") for key, value in tensors.items()}
-    found = _adapter(shapes, path) or _placeholders(shapes) or _packed(dtypes) or _slice(path)
+    found = _adapter(shapes, path) or _placeholders(shapes) or _packed(tensors, at) or _slice(path)
     return (
         f"Not the weights of a model but {found[0]}. {filled(found[1], path, at)}" if found else ""
     )
@@ -122,7 +161,21 @@ def filled(way_out: str, path: Path, at: str = "") -> str:
     names = {"run": path_word(run), "tag": path_word(home.name), "folder": str(folder)}
     every = parts_of(path)
     names["of"] = f" ({_others(path, every)})" if every else ""
-    names["ranks"] = repr([str(path.with_name(n)) for n in every]) if every else "NAMES_BY_RANK"
+    names["ranks"] = "NAMES_BY_RANK"
+    if every and (rank := RANK.search(path.name)):
+        start, width = str(path.with_name(path.name[: rank.start(1)])), len(rank[1])
+        number = f"f'{{r:0{width}}}'" if rank[1].startswith("0") and width > 1 else "str(r)"
+        pieces = f"{start!r} + {number} + {path.name[rank.end(1) :]!r}"
+        names["ranks"] = f"[{pieces} for r in range({len(every)})]"
+    names["load"] = f"w = torch.load({str(path)!r}, 'cpu'){at}"
+    if not at:
+        names["load"] = (
+            "from torchclinic.checkpoint_files import inspect_checkpoint; w = inspect_checkpoint("
+            f"{str(path)!r}).keys"
+        )
+    models = [*folder.glob(WHOLE_MODEL), *folder.glob(f"*/{WHOLE_MODEL}")]
+    newest = max(models, key=lambda file: file.stat().st_mtime, default=None)
+    names["both"] = BOTH.format(model=str(newest)) if newest else ""
     return way_out.format(path=str(path), at=at, **names)
 
 
@@ -172,17 +225,59 @@ def _named(folder: Path) -> Path:
     return folder if folder.name else folder.absolute()
 
 
-def _packed(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
+def experts_note(missing: Iterable[str], unexpected: Iterable[str], path: Path) -> str:
+    """What to say where a layer's experts are one tensor in a model or file, and not in the other.
+
+    >>> experts_note(["experts.down", ".experts.down"], [".experts.0.down.w"], Path("a/b"))[:50]
+    "In the model, a layer's experts are one tensor, in"
+    """
+    ours, theirs = (
+        {bool(m[1]) for key in keys if (m := EXPERTS.search(key))} for keys in (missing, unexpected)
+    )
+    if (ours, theirs) == ({False}, {True}):
+        return filled(JOINED, path)
+    return DIVIDED if (ours, theirs) == ({True}, {False}) else ""
+
+
+def exact_note(tensors: Mapping[str, Tensor], path: Path) -> str:
+    """What to say of weights of 16 bits beside which DeepSpeed has them in float32."""
+    low = any(v.is_floating_point() and v.itemsize == 2 for v in tensors.values())
+    if not low or not path.match(WHOLE_MODEL) or not [*path.parent.glob("*_optim_states.pt")]:
+        return ""
+    return (
+        f"What was trained is in float32 in the optimizer's files beside it. {filled(ZERO, path)}."
+    )
+
+
+def _packed(tensors: Mapping[str, Tensor], at: str) -> tuple[str, str] | None:
     for kinds, end, others, layout, way_out in PACKED:
-        alike = tuple(kinds.split())
-        ours = [key for key, kind in dtypes.items() if key.endswith(end) and kind.startswith(alike)]
+        alike = tuple(f"torch.{kind}" for kind in kinds.split())
+        ours = [k for k, v in tensors.items() if k.endswith(end) and str(v.dtype).startswith(alike)]
         stems = [key.removesuffix(end) for key in ours]
-        found = [stem for stem in stems if all(f"{stem}{other}" in dtypes for other in others)]
+        found = [stem for stem in stems if all(f"{stem}{other}" in tensors for other in others)]
         if found:
             beside = " and ".join(f"...{other}" for other in others)
-            count = f"{len(found):,} of {len(dtypes):,} tensors are packed"
-            return f"quantized ones ({layout}): {count}, wrong without the {beside}", way_out
+            count = f"{len(found):,} of {len(tensors):,} tensors are packed"
+            what = f"quantized ones ({layout}): {count}, wrong without the {beside}"
+            if way_out is FLOAT8 and (sides := _sides_of_blocks(tensors, found)):
+                way_out = BLOCKS.replace("ROWS", sides[0]).replace("COLUMNS", sides[1])
+            elif at and "{folder!r}" in way_out:
+                way_out = MOVE + way_out.replace("{folder!r}", "'packed'")
+            return what, way_out
     return None
+
+
+def _sides_of_blocks(tensors: Mapping[str, Tensor], names: list[str]) -> list[str]:
+    """The rows and columns, powers of two, that have a scale; none if all blocks are whole."""
+    pairs = [(tensors[n].shape[-2:], tensors[f"{n}_scale_inv"].shape[-2:]) for n in names]
+    pairs = [pair for pair in pairs if len(pair[1]) == 2 and all(pair[1])]
+    sides = [[(shape[i], scales[i]) for shape, scales in pairs] for i in range(2)]
+    fits = [
+        next((2**e for e in range(16) if all(-(-n // 2**e) == m for n, m in side)), 128)
+        for side in sides
+    ]
+    whole = all(n % fit == 0 for fit, side in zip(fits, sides, strict=True) for n, _ in side)
+    return [] if whole else [str(fit) for fit in fits]
 
 
 def _adapter(shapes: Mapping[str, tuple], path: Path) -> tuple[str, str] | None:

@@ -128,6 +128,8 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         yield f"This is {note}"
         if foreign.SHARD.search(path.name):
             return
+    if note := foreign.exact_note(found.keys, path):
+        yield note
     if found.imports:
         yield (
             "torch.load refuses this file unless weights_only=False, which imports what is listed "

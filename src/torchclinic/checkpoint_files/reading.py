@@ -52,16 +52,22 @@ OTHERS[b"GGUF"] = (
     "AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={name!r}).state_dict(), 'whole.pt')"
 )
 OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
-ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]")  # a version, and who wrote it
-ONNX_WEIGHTS = (
-    "this is ONNX, a program. Its weights, of which some may be turned or joined: {{t.name: "
-    "torch.tensor(onnx.numpy_helper.to_array(t)) for t in onnx.load({path!r}).graph.initializer}}"
+# A version, and who wrote it, in how many letters.
+ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]", re.DOTALL)
+FOLDED = (
+    "batch norms are folded into the weights before them, so that names, shapes and numbers are no "
+    "longer the model's: take the checkpoint that it was exported from"
 )
+ONNX_WEIGHTS = (
+    "this is ONNX, a program, whose weights may be turned or joined: FOLDED; without it, run the "
+    "program (onnxruntime). To look at its weights: {{t.name: torch.tensor(onnx.numpy_helper."
+    "to_array(t)) for t in onnx.load({path!r}).graph.initializer}}"
+).replace("FOLDED", FOLDED)
 PROGRAMS = {  # archives by an entry in each, and what gives its weights
-    "constants.pkl": "TorchScript's. If you trust it, and it was not frozen, torch.save(torch.jit."
-    "load({path!r}, 'cpu').state_dict(), 'plain.pt')",
+    "constants.pkl": "TorchScript's. If you trust it, torch.save(torch.jit.load({path!r}, 'cpu')."
+    "state_dict(), 'plain.pt') keeps its weights. If it was frozen, it has none left: " + FOLDED,
     "archive_format": "torch.export's. If you trust it, torch.save(dict(torch.export.load({path!r})"
-    ".state_dict), 'plain.pt')",
+    ".state_dict), 'plain.pt') keeps its weights",
 }
 # What tells a folder that is no checkpoint to us by a file in it.
 FOLDERS = {
@@ -69,7 +75,7 @@ FOLDERS = {
     ", which may run code), make one file of it: python -m torch.distributed.checkpoint."
     "format_utils dcp_to_torch {} whole.pt",
     "zero_to_fp32.py": "of DeepSpeed. If you trust who made it, this makes one model of it: python "
-    "{}/zero_to_fp32.py {} whole",
+    "{}/zero_to_fp32.py {} whole{both}",
     "data.pkl": "an unpacked torch.save file. Pack it again: {pack}",
 }
 
@@ -217,9 +223,7 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     """The entries of a ``torch.save`` archive by their names; all but the numbers are checked."""
     infos = archive.infolist()
     for name in {info.filename.rpartition("/")[2] for info in infos} & PROGRAMS.keys():
-        raise CheckpointError(
-            f"{path}: a program of {PROGRAMS[name].format(path=str(path))} keeps its weights."
-        )
+        raise CheckpointError(f"{path}: a program of {PROGRAMS[name].format(path=str(path))}.")
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
@@ -308,6 +312,7 @@ def _read_folder(path: Path) -> Checkpoint:
     weights = whole or single
     for name in [name for name in FOLDERS if name in names and not whole + indices]:
         words = FOLDERS[name].replace("{}", path_word(path))
+        words = words.replace("{both}", filled("{both}", path))
         raise CheckpointError(f"{path}: {words.replace('{pack}', _packing(path))}")
     if any(name.endswith(("_model_states.pt", "_optim_states.pt")) for name in names):
         raise CheckpointError(f"{path}: a step of DeepSpeed's. {filled(ZERO, path)}")
