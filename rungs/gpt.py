@@ -393,7 +393,8 @@ def sums_of(state):
     """Checksums of each tensor's bits, and of all else: the same whether it is sharded or not."""
     moments = state["optimizer"]["state"].values()
     tensors = [*state["model"].values(), *(m for kinds in moments for m in kinds.values())]
-    sums, shards = torch.zeros(len(tensors) + 1, dtype=torch.int64), []
+    sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=tensors[0].device)
+    shards = []
     for i, value in enumerate(tensors):
         if isinstance(value, DTensor):
             shards.append(i)
