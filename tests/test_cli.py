@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,37 @@ def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_doctor", interrupt)
     assert answer(capsys, "doctor") == (130, "", "torchclinic doctor: interrupted\n")
+
+
+ENDED_WHILE_IT_WRITES = """
+import os, signal, sys, torch, torchclinic.checkpoint_files.fixing as fixing
+from torchclinic.cli import main
+
+def ended(save):
+    def saving(state, path, *more):
+        written = save(state, path, *more)
+        os.kill(os.getpid(), int(sys.argv[1]))
+        return written
+    return saving
+
+torch.save, fixing.save_file = ended(torch.save), ended(fixing.save_file)
+main(["fix", "x.pt", "-o", sys.argv[2]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["y.pt", "y.safetensors"])
+def test_fix_that_is_ended_while_it_writes_leaves_nothing(tmp_path, target):
+    torch.save({"w": torch.zeros(1)}, tmp_path / "x.pt")
+    for number, said in (
+        (signal.SIGINT, (130, "torchclinic fix: interrupted\n")),
+        (signal.SIGTERM, (143, "")),
+        (signal.SIGHUP, (129, "")),
+    ):
+        command = [sys.executable, "-c", ENDED_WHILE_IT_WRITES, str(int(number)), target]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == said
+        assert os.listdir(tmp_path) == ["x.pt"]
 
 
 # --- where its output goes ----------------------------------------------------------------------

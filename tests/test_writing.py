@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from torchclinic.writing import LEFTOVER, LOCK, atomic_file, sole_use
 
@@ -25,6 +26,30 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
         with pytest.raises(kind):
             fail(kind)
         assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["model.pt"])
+
+
+class Ending:
+    """A file whose fifth write raises an error."""
+
+    def __init__(self, file, error):
+        self.file, self.writes = file, iter([False] * 4 + [error])
+
+    def write(self, part):
+        if error := next(self.writes):
+            raise error
+        return self.file.write(part)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), OSError("disk full")])
+def test_what_ends_torch_save_is_told_and_not_that_a_position_was_unexpected(tmp_path, error):
+    def save():
+        with atomic_file(tmp_path / "model.pt") as temporary, temporary.open("wb") as file:
+            torch.save({"weight": torch.zeros(100_000)}, Ending(file, error))
+
+    with pytest.raises(type(error)) as raised:
+        save()
+    assert raised.value is error
+    assert os.listdir(tmp_path) == []
 
 
 def test_contents_reach_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import importlib
 import os
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,6 +162,10 @@ def _fix(options: argparse.Namespace) -> None:
     unwrapped, without wrappers' prefixes, for the CPU, without what is not weights. FILE is
     written whole or not at all.
     """
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, _end)
+
     import torch
 
     from torchclinic.checkpoint_files import fix_checkpoint
@@ -169,6 +174,11 @@ def _fix(options: argparse.Namespace) -> None:
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     choices = {"key": options.key, "dtype": dtypes.get(options.dtype)}
     print(fix_checkpoint(options.path, options.target, model=model, **choices))
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """End as the signal would, but remove the file that is half written."""
+    sys.exit(128 + number)
 
 
 def _model_named(name: str):

@@ -63,9 +63,9 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        system_error = error.__context__
-        if isinstance(system_error, OSError) and "unexpected pos" in str(error):
-            raise system_error from None  # torch.save says only "unexpected pos 9728 vs 9680"
+        first = error.__context__
+        if "unexpected pos" in str(error) and first and not isinstance(first, RuntimeError):
+            raise first from None  # torch.save says only "unexpected pos 9728 vs 9680"
         raise
     if os.name != "nt":  # where folders cannot be opened
         _sync(path.parent)
