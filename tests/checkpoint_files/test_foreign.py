@@ -482,10 +482,10 @@ def test_a_state_dict_in_a_list_is_found(pack, tmp_path):
 
 def test_every_way_out_has_its_names_filled_in(tmp_path):
     path = tmp_path / "a{b}.pt"
-    for *_, way_out in foreign.PACKED:
-        assert "{folder" not in foreign.filled(way_out, path)
-    for words in foreign.CLASSES.values():
-        assert "{path" not in foreign.filled(words, path)
+    for part in ("ways", "classes", "merges", "programs", "folders", "beginnings"):
+        for words in foreign.TEXTS[part].values():
+            told = foreign.filled(words, path, model="m.pt", pack="zip")
+            assert not re.search(r"\{(?!k|t\.name|b\})", told)
 
 
 def test_averages_in_a_list_are_named_with_the_line_that_takes_them(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from torchclinic import UserError, printable
-from torchclinic.checkpoint_files.foreign import SHARD, ZERO, filled, part_note, parts_of
+from torchclinic.checkpoint_files.foreign import SHARD, TEXTS, WAYS, filled, part_note, parts_of
 from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
 from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
 from torchclinic.tables import in_bytes
@@ -45,39 +45,9 @@ THE_WEIGHTS = {
 }
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 
-# How files begin that are taken for checkpoints.
-OTHERS = {b"\x89HDF": "HDF5, which Keras writes"}
-OTHERS[b"GGUF"] = (
-    "GGUF, which llama.cpp reads. Where transformers knows the architecture: torch.save("
-    "AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={name!r}).state_dict(), 'whole.pt')"
-)
-OTHERS |= {b"\x93NUMPY": "an array that numpy.load reads", b"\x1f\x8b": "gzip: unpack it"}
+BEGINNINGS = {start.encode("latin1"): what for start, what in TEXTS["beginnings"].items()}
 # A version, and who wrote it, in how many letters.
 ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]", re.DOTALL)
-FOLDED = (
-    "batch norms are folded into the weights before them, so that names, shapes and numbers are no "
-    "longer the model's: take the checkpoint that it was exported from"
-)
-ONNX_WEIGHTS = (
-    "this is ONNX, a program, whose weights may be turned or joined: FOLDED; without it, run the "
-    "program (onnxruntime). To look at its weights: {{t.name: torch.tensor(onnx.numpy_helper."
-    "to_array(t)) for t in onnx.load({path!r}).graph.initializer}}"
-).replace("FOLDED", FOLDED)
-PROGRAMS = {  # archives by an entry in each, and what gives its weights
-    "constants.pkl": "TorchScript's. If you trust it, torch.save(torch.jit.load({path!r}, 'cpu')."
-    "state_dict(), 'plain.pt') keeps its weights. If it was frozen, it has none left: " + FOLDED,
-    "archive_format": "torch.export's. If you trust it, torch.save(dict(torch.export.load({path!r})"
-    ".state_dict), 'plain.pt') keeps its weights",
-}
-# What tells a folder that is no checkpoint to us by a file in it.
-FOLDERS = {
-    ".metadata": "of torch.distributed.checkpoint. If you trust who made it (.metadata is unpickled"
-    ", which may run code), make one file of it: python -m torch.distributed.checkpoint."
-    "format_utils dcp_to_torch {} whole.pt",
-    "zero_to_fp32.py": "of DeepSpeed. If you trust who made it, this makes one model of it: python "
-    "{}/zero_to_fp32.py {} whole{both}",
-    "data.pkl": "an unpacked torch.save file. Pack it again: {pack}",
-}
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -176,10 +146,8 @@ def _read(path: Path) -> Checkpoint:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: a device, pipe or socket; name a file or a folder.")
     if path.is_file() and (path.suffix == ".distcp" or path.name == ".metadata"):
-        folder = path.absolute().parent
-        raise CheckpointError(
-            f"{path}: a part of {folder}, {FOLDERS['.metadata'].format(word(folder))}"
-        )
+        words = filled(TEXTS["folders"][".metadata"], path.absolute())
+        raise CheckpointError(f"{path}: a part of {path.absolute().parent}, {words}")
     if path.name.endswith(".index.json"):
         return _read_index(path)
     with open(path, "rb") as file:
@@ -222,8 +190,8 @@ def _read_zip(path: Path) -> Checkpoint:
 def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The entries of a ``torch.save`` archive by their names; all but the numbers are checked."""
     infos = archive.infolist()
-    for name in {info.filename.rpartition("/")[2] for info in infos} & PROGRAMS.keys():
-        raise CheckpointError(f"{path}: a program of {PROGRAMS[name].format(path=str(path))}.")
+    for name in {info.filename.rpartition("/")[2] for info in infos} & TEXTS["programs"].keys():
+        raise CheckpointError(f"{path}: a program of {filled(TEXTS['programs'][name], path)}.")
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
@@ -310,12 +278,11 @@ def _read_folder(path: Path) -> Checkpoint:
     # Of several models, Accelerate's second one is called model_1.safetensors.
     whole = [name for name in single if re.sub(r"_\d+(?=\.\w+$)", "", name) in THE_WEIGHTS]
     weights = whole or single
-    for name in [name for name in FOLDERS if name in names and not whole + indices]:
-        words = FOLDERS[name].replace("{}", path_word(path))
-        words = words.replace("{both}", filled("{both}", path))
-        raise CheckpointError(f"{path}: {words.replace('{pack}', _packing(path))}")
+    for name, words in TEXTS["folders"].items():
+        if name in names and not whole + indices:
+            raise CheckpointError(f"{path}: {filled(words, path, pack=_packing(path))}")
     if any(name.endswith(("_model_states.pt", "_optim_states.pt")) for name in names):
-        raise CheckpointError(f"{path}: a step of DeepSpeed's. {filled(ZERO, path)}")
+        raise CheckpointError(f"{path}: a step of DeepSpeed's. {filled(WAYS['zero'], path)}")
     if len(indices) == 1:
         return _open_inside(path, indices[0])
     shards = [name for name in weights if SHARD.search(name) and not indices]
@@ -406,9 +373,8 @@ def _what_else(path: Path, head: bytes, size: int) -> str:
         found = re.search(rb"size (\d{1,15})\b", head)
         of = f" of {in_bytes(int(found[1]))}" if found else ""
         return f"this is a Git-LFS pointer to the file{of}, not the file: run `git lfs pull`."
-    for start in [start for start in OTHERS if head.startswith(start)]:
-        what = OTHERS[start].format(folder=str(path.parent), name=path.name)
-        return f"this is not a checkpoint of PyTorch but {what}."
+    for start in [start for start in BEGINNINGS if head.startswith(start)]:
+        return f"this is not a checkpoint of PyTorch but {filled(BEGINNINGS[start], path)}."
     if path.suffix == ".onnx" or ONNX.match(head):
-        return ONNX_WEIGHTS.format(path=str(path))
+        return filled(WAYS["onnx"], path)
     return f"neither torch.save nor safetensors writes files that begin with {head[:12]!r}."

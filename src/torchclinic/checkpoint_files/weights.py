@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from torchclinic.checkpoint_files.foreign import ZERO, filled, why_unread
+from torchclinic.checkpoint_files.foreign import WAYS, filled, why_unread
 from torchclinic.checkpoint_files.keys import drop_segments, strip_leading_wrappers
 from torchclinic.checkpoint_files.pickles import (
     BRANCHES,
@@ -133,7 +133,9 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     found, at = {name: value for name, _, value in places}, {name: at for name, at, _ in places}
     chosen = _likeliest(found) if key is None else [key]
     if isinstance(tree, Mapping) and "ds_version" in tree and "module" not in tree:
-        raise CheckpointError(f"{path}: the optimizer's, of DeepSpeed. {filled(ZERO, Path(path))}")
+        raise CheckpointError(
+            f"{path}: the optimizer's, of DeepSpeed. {filled(WAYS['zero'], Path(path))}"
+        )
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
