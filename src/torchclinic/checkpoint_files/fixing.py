@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config
 
 from torchclinic.checkpoint_files import weights
-from torchclinic.checkpoint_files.foreign import SHARD, part_note, what_it_is
+from torchclinic.checkpoint_files.foreign import SHARD, WAYS, part_note, what_it_is
 from torchclinic.checkpoint_files.keys import (
     clean_names,
     is_counter,
@@ -37,10 +37,6 @@ from torchclinic.writing import atomic_file
 
 # What is no file of PyTorch's by its name, and would be one by its contents.
 OTHER_FORMATS = {".onnx", ".gguf", ".h5", ".hdf5", ".keras", ".npy", ".npz", ".json", ".tflite"}
-AS_SAVED = (
-    "Give the model as it was when it was saved: --for takes a function of yours, too, such as one "
-    "that returns resnet18(num_classes=10)."
-)
 
 
 def fix_checkpoint(
@@ -159,7 +155,7 @@ def _names(
     if what and found.problems():
         raise CheckpointError(f"{checkpoint.path}: {what}")
     if not found.names or found.missing_keys or found.mismatched_shapes:
-        raise misfit(checkpoint.path, unwrapped(model), found, AS_SAVED)
+        raise misfit(checkpoint.path, unwrapped(model), found, WAYS["as_saved"])
     return found.names
 
 

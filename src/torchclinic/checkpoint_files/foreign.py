@@ -44,9 +44,9 @@ def what_it_is(state: Mapping[Any, Any], path: Path, at: str = "") -> str:
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and isinstance(k, str)}
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     found = _adapter(shapes, path) or _placeholders(shapes) or _packed(tensors, at) or _slice(path)
-    return (
-        f"Not the weights of a model but {found[0]}. {filled(found[1], path, at)}" if found else ""
-    )
+    if not found:
+        return ""
+    return f"Not the weights of a model but {found[0]}. {filled(found[1], path, at)}"
 
 
 def filled(way_out: str, path: Path, at: str = "", **names: str) -> str:
@@ -60,20 +60,20 @@ def filled(way_out: str, path: Path, at: str = "", **names: str) -> str:
     every = parts_of(path)
     names["of"] = f" ({_others(path, every)})" if every else ""
     names["ranks"] = "NAMES_BY_RANK"
-    if every and (rank := RANK.search(path.name)):
-        start, width = str(path.with_name(path.name[: rank.start(1)])), len(rank[1])
-        number = f"f'{{r:0{width}}}'" if rank[1].startswith("0") and width > 1 else "str(r)"
-        pieces = f"{start!r} + {number} + {path.name[rank.end(1) :]!r}"
-        names["ranks"] = f"[{pieces} for r in range({len(every)})]"
+    if every and (rank := RANK.search(every[0])):
+        begin, end = str(path.with_name(every[0][: rank.start(1)])), every[0][rank.end(1) :]
+        number = f"f'{{r:0{len(rank[1])}}}'"
+        names["ranks"] = f"[{begin!r} + {number} + {end!r} for r in range({len(every)})]"
     names["load"] = f"w = torch.load({str(path)!r}, 'cpu'){at}"
     if not at:
         names["load"] = (
             "from torchclinic.checkpoint_files import inspect_checkpoint; w = inspect_checkpoint("
             f"{str(path)!r}).keys"
         )
-    models = [*folder.glob(WHOLE_MODEL), *folder.glob(f"*/{WHOLE_MODEL}")]
-    newest = max(models, key=lambda file: file.stat().st_mtime, default=None)
-    names["both"] = WAYS["both"].format(model=str(newest)) if newest else ""
+    if "{both}" in way_out:
+        models = [*folder.glob(WHOLE_MODEL), *folder.glob(f"*/{WHOLE_MODEL}")]
+        newest = max(models, key=lambda file: file.lstat().st_mtime, default=None)
+        names["both"] = WAYS["both"].format(model=str(newest)) if newest else ""
     return way_out.format(path=str(path), at=at, **names)
 
 

@@ -109,12 +109,8 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
     every = {key: drop_segments(key) for key in keys}
-    names = {key: name for key, name in every.items() if not is_counter(key)}
-    counters = [name.removesuffix(COUNTER) for key, name in every.items() if is_counter(key)]
-    averaged = bool(counters) and all(n.startswith(f"{counters[0]}module.") for n in names.values())
-    if not averaged:  # it is a buffer of the model's own
-        names = every
-    times = max(1 + averaged, min(map(_modules_in_front, names), default=1))
+    names = _without_counter(every)
+    times = max(1 + len(every) - len(names), min(map(_modules_in_front, names), default=1))
     for prefix in ["module."] * times + ["model."] * (LIGHTNING in beside):
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
@@ -124,6 +120,14 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
             "one of them first: state[new] = state.pop(old)."
         )
     return names
+
+
+def _without_counter(names: dict[str, str]) -> dict[str, str]:
+    """Without AveragedModel's counter, if all else begins with the ``module.`` beside it."""
+    rest = {key: new for key, new in names.items() if not is_counter(key)}
+    starts = [f"{names[key].removesuffix(COUNTER)}module." for key in names if key not in rest]
+    is_its = all(new.startswith(start) for start in starts for new in rest.values())
+    return rest if is_its else names  # else it is a buffer of the model's own
 
 
 def _modules_in_front(key: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoint_files.foreign import experts_note, part_note, what_it_is
+from torchclinic.checkpoint_files.foreign import TEXTS, experts_note, part_note, what_it_is
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
 from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
@@ -19,6 +19,11 @@ from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, not_taken,
 from torchclinic.modules import unwrapped
 
 FITS = "load_into(..., strict=False) loads what fits."
+UNREADY: dict[str, Callable[[Any], bool]] = {
+    "meta": lambda value: getattr(value, "is_meta", False),
+    "lazy": nn.parameter.is_lazy,
+    "sharded": lambda value: hasattr(value, "full_tensor"),  # a DTensor
+}
 PLAIN_LOAD = nn.Module._load_from_state_dict
 
 
@@ -95,30 +100,14 @@ def load_into(
         if what:
             raise CheckpointError(f"{where}: {what}") from error
         raise
-    others = not_taken(tree, name, where).items()
-    beside = {n: way_out for n, way_out in others if not f"{name}.".startswith(f"{n}." * bool(n))}
-    return _report(values, found, ours, made, beside)
-
-
-# What a tensor of the model's is that no weights can be loaded into, and the way out.
-UNREADY: list[tuple[Callable[[Any], bool], str]] = [
-    (
-        lambda value: getattr(value, "is_meta", False),
-        "is on the meta device, which holds no numbers: model.to_empty(device=...) first.",
-    ),
-    (nn.parameter.is_lazy, "has no shape yet. Call the model on a batch."),
-    (
-        lambda value: hasattr(value, "full_tensor"),  # a DTensor
-        "is sharded. torch.distributed.checkpoint.state_dict.set_model_state_dict(model, weights, "
-        "options=StateDictOptions(full_state_dict=True)) loads whole weights into it.",
-    ),
-]
+    return _report(values, found, ours, made, not_taken(tree, name, where))
 
 
 def _refuse_unready(model: nn.Module, ours: Mapping[str, Any]) -> None:
-    for is_unready, words in UNREADY:
+    """Refuse if a tensor of the model's is one that no weights can be loaded into."""
+    for kind, is_unready in UNREADY.items():
         for key in [key for key, value in ours.items() if is_unready(value)][:1]:
-            raise CheckpointError(f"{type(model).__name__}: {key!r} {words}")
+            raise CheckpointError(f"{type(model).__name__}: {key!r} {TEXTS['unready'][kind]}")
 
 
 def _report(

@@ -100,7 +100,8 @@ def _containers(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str
 def not_taken(tree: Any, where: str | None, path: Any) -> dict[str, str]:
     """State dicts beside the chosen one; averages in lists, with what puts them into a model."""
     found = state_dicts(tree)
-    names = [n for n in found if n != where and not _likeliness(n, found[n])[0]]
+    above = [n for n in found if where is not None and f"{where}.".startswith(f"{n}." * bool(n))]
+    names = [n for n in found if n not in above and not _likeliness(n, found[n])[0]]
     return dict.fromkeys(names, "") | dict(_unnamed(tree, path) if found else ())
 
 
