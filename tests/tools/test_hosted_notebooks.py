@@ -51,7 +51,7 @@ def arguments(source):
 def test_a_notebook_is_valid_small_and_has_every_cell_that_readers_see(folder, notebooks):
     for name, notebook in notebooks.items():
         nbformat.validate(notebook)
-        assert (folder / f"{name}.ipynb").stat().st_size < 900_000  # Kaggle takes 1 MB
+        assert (folder / f"{name}.ipynb").stat().st_size < 950_000  # Kaggle takes 1 MB
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
         assert not any(cell.outputs or cell.execution_count for cell in code)
         chapter = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
