@@ -16,6 +16,7 @@ from running import pretend, ran
 from torch import nn
 
 from torchclinic import cli
+from torchclinic.errors.telling import UNKNOWN
 
 CLINIC = [sys.executable, "-m", "torchclinic"]
 
@@ -143,6 +144,49 @@ def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
     assert answer(capsys, "doctor") == (130, "", "torchclinic doctor: interrupted\n")
 
 
+TORCHRUN = """W1129 15:25:15.279000 437 torch/distributed/run.py:774] *****
+{}
+W1129 15:25:15.279000 437 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 451 closing signal SIGTERM
+E1129 15:25:15.408000 437 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 450) of binary: python3
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/run.py", line 1138, in main
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-29_15:25:15
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 450)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "4_ddp.py: error: --lr -1.0: must be from 1e-09 to 99",
+        "--data no.npy (FileNotFoundError): no .npy of more than --context numbers",
+        "the following arguments are required: --out. --help lists the options",
+        "Traceback (most recent call last):\n  File 'a.py', line 3, in f\nValueError: too few",
+    ],
+)
+def test_explain_begins_with_the_programs_own_sentence_alone_and_under_torchrun(
+    capsys, tmp_path, sentence
+):
+    for text in (sentence, TORCHRUN.format(sentence), TORCHRUN.format(f"epoch 1\n{sentence}")):
+        (tmp_path / "log.txt").write_text(text)
+        _, out, _ = answer(capsys, "explain", str(tmp_path / "log.txt"))
+        first = out.removeprefix(f"{UNKNOWN}\n\n").partition("\n\n")[0]
+        assert sentence.splitlines()[-1] in " ".join(first.split())
+        assert ("torchrun says that rank 0 failed first." in out) == (text != sentence)
+    (tmp_path / "log.txt").write_text(TORCHRUN.format("my run: too little data"))
+    assert answer(capsys, "explain", str(tmp_path / "log.txt"))[1].startswith(
+        "The program's last words, in line 2: my run: too little data"
+    )
+
+
 ENDED_WHILE_IT_WRITES = """
 import os, signal, sys, torch, torchclinic.checkpoint_files.fixing as fixing
 from torchclinic.cli import main
@@ -154,6 +198,7 @@ def ended(save):
         return written
     return saving
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 torch.save, fixing.save_file = ended(torch.save), ended(fixing.save_file)
 main(["fix", "x.pt", "-o", sys.argv[2]])
 """
@@ -213,6 +258,7 @@ import sys
 sys.modules |= dict.fromkeys(["matplotlib", "torchvision", "tqdm"])
 import torchladder.devices, torchclinic.where, torchclinic.checkpoint_files
 from torchclinic import cli
+from torchclinic.errors.telling import UNKNOWN
 for words in sys.argv[1:]:
     try:
         cli.main(words.split())

@@ -138,7 +138,9 @@ def _explain(options: argparse.Namespace) -> int:
         texts = {"": said} if said else logs.read(what)
         log, first = "\n".join(texts.values()), logs.first_to_fail(texts)
         found, more = logs.find(texts, first), {"first_to_fail": first} if first else {}
-        text = f"{first.get('says', '')}\n\n{errors.explain(log, found)}".lstrip()
+        says, text = first.get("says", ""), errors.explain(log, found)
+        own = text.startswith(" ") and not first.get("text")  # the program's own sentence: first
+        text = (f"{text}\n\n{says}" if own else f"{says}\n\n{text}").strip()
     print(errors.as_json(log, found, **more) if options.json else text)
     return 0 if found else 1
 

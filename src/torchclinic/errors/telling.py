@@ -1,14 +1,22 @@
 """What the catalogue says of a log: for a terminal, and for programs."""
 
 import json
+import re
 
 from torchclinic import printable
 from torchclinic.errors import asking
 from torchclinic.errors.cases import this_case_first
 from torchclinic.errors.entries import KINDS, catalogue, published
-from torchclinic.errors.finding import Match, find, other_program, patterns_of, places_of
+from torchclinic.errors.finding import (
+    Match,
+    find,
+    line_of,
+    other_program,
+    patterns_of,
+    places_of,
+)
 from torchclinic.errors.roots import unknown_root
-from torchclinic.errors.squeezing import signs, squeeze
+from torchclinic.errors.squeezing import excerpt, signs, squeeze
 from torchclinic.errors.terminal import filled, without_links, wrapped
 
 FOLLOWS = {
@@ -26,6 +34,9 @@ HEALTHY = (
 NEAREST = "Nearest to what you see:"
 NOT_CLOSE = "Nothing in the book is close to what you say."
 NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
+# What tells a program's sentence from a reader's; and what torchrun says when a rank has failed.
+OF_A_PROGRAM = r"(?:^|\s)--\w|\.py: "
+OF_TORCHRUN = r".*(?:closing signal SIG|failed \(exitcode)"
 NOTICE = "This log has no error message, but this notice:"
 
 
@@ -37,8 +48,12 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if not found and asking.is_said(log):
         near = [wrapped(_brief(address, log), "  ", "    ") for address in asking.nearest(log)]
         head = [f"{UNKNOWN} " * bool(signs(log)) + (NEAREST if near else NOT_CLOSE)]
+        head = [_last_words(log), *head] if re.search(OF_A_PROGRAM, log) else head
         return "\n\n".join([*head, "\n".join(near), NEAREST_MORE, ASK] if near else [*head, ASK])
     root = _root(log, found)
+    kinds = {match.error.kind for match in found}
+    if not root and kinds <= {"follows", "warning"} and kinds != {"warning"}:
+        root = _last_words(log)
     if not found:
         return "\n\n".join(filter(None, [UNKNOWN, root, ASK])) if signs(log) else HEALTHY
     first, *others = found
@@ -67,6 +82,16 @@ def _root(log: str, found: list[Match]) -> str:
     where = f", at {printable(root['program'])}" if root["program"] else ""
     says = f"No entry knows the first error, in line {root['line']}{where}: {root['text']}"
     return wrapped(says, "  ", "    ")
+
+
+def _last_words(log: str) -> str:
+    """What the program said before it, or torchrun of it, was silent."""
+    lines = re.split(OF_TORCHRUN, log, maxsplit=1)[0].split("\n")
+    own = [i for i, line in enumerate(lines) if line.strip() and "torch/distributed/" not in line]
+    if not own:
+        return ""
+    says = f"The program's last words, in line {line_of(log, own[-1])}: "
+    return wrapped(says + excerpt(lines[own[-1]], 0), "  ", "    ")
 
 
 def nearest_to(text: str) -> list[str]:
