@@ -9,7 +9,10 @@ from torchclinic.checkpoint_files import CheckpointError, fix_checkpoint, inspec
 
 MADE_BY = Path(__file__).parent / "made_by"
 ROWS = re.findall(r"^\| `(.+?)` \|.*\| `(.+?)` \|$", (MADE_BY / "README.md").read_text(), re.M)
-WEIGHTS = {"fabric_inside.pt", "ema_pytorch.pt"}  # the others have to be unpacked or joined first
+WEIGHTS = {"fabric_inside.pt", "ema_pytorch.pt"}
+WEIGHTS |= {
+    "deepspeed_zero1/global_step1/mp_rank_00_model_states.pt"
+}  # the others have to be unpacked or joined first
 
 
 @pytest.mark.parametrize(("name", "words"), ROWS)
