@@ -30,8 +30,9 @@ def read(path, split):
         from torchvision.datasets import FashionMNIST  # slow to import
 
         data = FashionMNIST(path, train=split == "train")
-        return TensorDataset(data.data.unsqueeze(1), data.targets)
-    with np.load(path) as arrays:
+        images, labels = data.data, data.targets
+    else:
+        arrays = np.load(path)
         images, labels = (torch.from_numpy(arrays[f"{split}_{of}"]) for of in ("images", "labels"))
     if images.dtype != torch.uint8 or not set() < set(labels.unique().tolist()) <= set(range(10)):
         raise ValueError("images are bytes, labels 0 to 9")
@@ -63,9 +64,10 @@ def main():
         what = f"--save {args.save}: name a file in a folder that can be written"
         if path := args.save and args.save.resolve():  # behind any link
             assert path.is_file() or not path.exists(), "this is no file"
+            assert path != args.data.resolve(), "this is the data"
             tempfile.TemporaryFile(dir=path.parent).write(bytes(2**20))
     except Exception as error:  # its second sentence may advise to trust a pickle
-        parser.error(f"{what} ({str(error).split('. ')[0]})")
+        parser.error(f"{what} ({(str(error) or repr(error)).split('. ')[0]})")
     good = {"epochs": (1, 999), "batch_size": (1, len(train)), "lr": (1e-9, 99), "workers": (0, 99)}
     for name, (least, most) in good.items():
         if not least <= (value := vars(args)[name]) <= most:
