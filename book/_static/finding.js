@@ -4,7 +4,8 @@
 const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
   const HARMLESS = new RegExp(rules.harmless.join("|"), "g");
-  const PREFIX = new RegExp(rules.prefix, "y"), prose = new RegExp(rules.prose);
+  const PREFIX = new RegExp(rules.prefix, "y");
+  const [prose, quoted, has, ends] = [rules.prose, rules.quoted, rules.has, rules.named].map((rule) => new RegExp(rule));
   const MOST_LINES = 4; // that are shown of an entry
   const LONG = 10_000, BEFORE = 300, AFTER = 900; // letters of a line; shown of a longer one around a match
   const AROUND = 30, NAME = 6; // lines that may be an error's own; letters of a word that counts in code
@@ -108,8 +109,10 @@ const finding = (rules) => {
     const named = known.length ? placesOf(text, ["Error"]) : [];
     const first = new Map();
     const isProse = (place) => {
-      const before = text.slice(starts[lineOf(place) - 1], place).toLowerCase();
-      return prose.test(before) && !before.includes("error:");
+      const after = lineOf(place), before = text.slice(starts[after - 1], place).toLowerCase();
+      const around = `${before.slice(-200)}\n${text.slice(place, starts[after]).toLowerCase().slice(0, 300)}`;
+      const told = prose.test(before) && !before.slice(-200).replace(ends, "").includes("error:");
+      return (told || quoted.test(around)) && !has.test(before);
     };
     for (const { id } of known) {
       const others = known.filter(({ over }) => over.includes(id));

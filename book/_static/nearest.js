@@ -12,7 +12,7 @@ function isSaid(text) {
 }
 
 const nearest = ({ documents, others, silent }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.4, BEHIND = 0.5;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -52,9 +52,9 @@ const nearest = ({ documents, others, silent }) => {
       const more = POOLED * sum([...pooled]) + TOLD * told;
       return { address, twins, score: best || told ? +((best + more / all) * weight).toFixed(9) : 0 };
     });
-    const near = [], best = Math.max(...scored.map(({ score }) => score));
+    const near = [], best = Math.max(...scored.map(({ score }) => score)), least = best > CLOSE ? BEHIND * best : best;
     for (const { address, score, twins } of scored.sort((a, b) => b.score - a.score))
-      if (best > CLOSE && score > BEHIND * best && !near.some((better) => twins.includes(better))) near.push(address);
+      if (score > least && !near.some((better) => twins.includes(better))) near.push(address);
     return near.slice(0, most);
   }
 

@@ -182,6 +182,8 @@ def test_good_logs_of_frameworks_hold_no_error(explain):
         "a.py:457: FutureWarning: This is deprecated and cannot stay\n{'loss': 0.5}",
         "[INFO] Invalidate trace cache @ step 10: expected module 1, but got module 2",
         "step 1: 0.5\njob 7 ended: exit code 0",
+        "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 6553, reducing to 3276",
+        "[2023-03-01 10:00:00,1] [INFO] fail_on_nan: on\n[rank1]: WARNING: libaio was not found",
     ):
         assert explain(given=log.encode())[1].startswith("There is no error in this log"), log
     assert explain(given=b"exit code 1")[1].startswith("No entry")
@@ -219,6 +221,17 @@ def test_an_unknown_error_has_the_status_1_and_what_to_collect_is_said(explain):
 
 def test_a_hint_before_an_error_does_not_hide_it(explain):
     hint = "# If you get CUDA out of memory, lower --batch\n"
+    for prose in (
+        "* `RuntimeError: CUDA out of memory`: lower the batch",
+        "This PR fixes RuntimeError: CUDA error: out of memory in the tests",
+        "We no longer see `CUDA out of memory` after this change",
+    ):
+        assert errors.find(prose) == [], prose
+    for report in (
+        "I get `CUDA out of memory` at start",
+        "{'error': 'CUDA out of memory', 'n': 1}",
+    ):
+        assert errors.find(report), report
     error = "OutOfMemoryError: CUDA out of memory. Tried to allocate ... GPU 0 has a total capacity"
     assert explain(given=hint.encode())[0] == 1
     assert explain(given=f"{hint}{error}\n".encode())[1].startswith("In your log, line 2:")
@@ -289,6 +302,8 @@ def test_the_first_error_that_no_entry_knows_is_quoted_before_its_echo_with_the_
     _, out, _ = explain(given=f"{ROOT}{'restarting' + chr(10) * 9}{LOG}".encode())
     assert out.startswith("In your log")
     assert f"Also in your log:\n  {said[:50]}" in out
+    stub = ROOT.replace("/home/me/train.py", "/usr/local/bin/accelerate")
+    assert " at " not in explain(given=stub.encode())[1].partition(": KeyError")[0]
     handled = "\nDuring handling of the above exception, another exception occurred:\n"
     for log in (ROOT + handled + LOG, LOG + ROOT, LOG, ROOT.splitlines()[-1]):
         assert "No entry knows" not in explain(given=log.encode())[1], log

@@ -20,10 +20,8 @@ POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that 
 MORE, LESS = 1.2, 0.9
 UNKNOWN = 6  # what a word of a question counts that nothing has
 CASE = 6  # what the words count, at least, for which a case is told first
-CLOSE, BEHIND = (
-    0.4,
-    0.5,
-)  # if the best is less like a question, nothing is close; a share of the best
+CLOSE = 0.35  # if the best is less like a question, nothing is close
+BEHIND = 0.5  # a share of the best
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS = 600, 200, 0.7
 SPEAKS = (
@@ -75,18 +73,22 @@ def others() -> list[tuple[list[str], list[str]]]:
     return [(words(word), _telling(also)) for word, also in _rows("also")]
 
 
-def nearest(question: str, most: int = 3) -> list[str]:
-    """The addresses of what answers a question best: of its questions one is nearest to it."""
-    rare = rarity()
-    asked = words(question)
+def weights_of(question: str) -> dict[str, float]:
+    """What the words of a question count, and those that stand in the book for them."""
+    rare, asked = rarity(), words(question)
     weights = {word: rare[word] for word in asked if word in rare}
-    unknown = [
-        word for word in _telling(question) if word not in rare and re.match("[a-z]{3}", word)
-    ]
-    whole = sum(weights.values()) + UNKNOWN * len(unknown)
     for needed, also in others():
         if all(word in asked for word in needed):
             weights = {word: rare[word] / 2 for word in also if word in rare} | weights
+    return weights
+
+
+def nearest(question: str, most: int = 3) -> list[str]:
+    """The addresses of what answers a question best: of its questions one is nearest to it."""
+    rare = rarity()
+    said = [word for word in _telling(question) if word in rare or re.match("[a-z]{3}", word)]
+    whole = sum(rare.get(word, UNKNOWN) for word in said)
+    weights = weights_of(question)
     scores = {}
     for address, (questions, text) in documents().items():
         alike, pooled = 0.0, set()
@@ -102,13 +104,10 @@ def nearest(question: str, most: int = 3) -> list[str]:
             score = alike + more / (whole or sum(weights.values()))
             scores[address] = round(score * weight_of(address), 9)
     best = max(scores.values(), default=0)
+    least = BEHIND * best if best > CLOSE else best
     near: list[str] = []
     for address in sorted(scores, key=lambda address: -scores[address]):
-        if (
-            best > CLOSE
-            and scores[address] > BEHIND * best
-            and not twins(address).intersection(near)
-        ):
+        if scores[address] > least and not twins(address).intersection(near):
             near.append(address)
     return near[:most]
 
@@ -117,7 +116,7 @@ def case_for(question: str, entry: Error) -> str:
     """Of what an entry says to do, the case that has most of a question's words, if it has some."""
     cases = bullets(entry)
     head = words(f"{entry.title} {entry.fix.partition(cases[0])[0] if cases[0] else entry.fix}")
-    weights = {word: rarity().get(word, 0) for word in _telling(question) if word not in head}
+    weights = {word: weight for word, weight in weights_of(question).items() if word not in head}
 
     def share(case: str) -> float:
         return sum(weights.get(word, 0) for word in words(case))

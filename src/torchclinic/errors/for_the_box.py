@@ -21,7 +21,8 @@ def questions() -> dict:
 def rules() -> dict:
     """All that the paste box needs to find what `find` finds, for JSON."""
     rules: dict[str, Any] = {"gap": finding.GAP, "near": finding.NEAR, "kinds": KINDS}
-    rules["prose"] = finding.PROSE
+    rules |= {"prose": finding.PROSE, "quoted": finding.QUOTED, "has": finding.HAS}
+    rules["named"] = finding.NAMED
     rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT, "quotes": QUOTES}
     rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
     rules |= {"failure": roots.FAILURE, "frame": roots.FRAME, "others_files": roots.OF_OTHERS}

@@ -15,6 +15,7 @@ FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)|[\w./-]{1,100}\.py
 TELLING = "Error", "Exception", ".py: "  # a failure has one in its line; the last, a program's own
 FRAME = r"(?:File [\"'](.{1,300}?)[\"']|(Cell In ?\[\d{1,5}\])), line (\d{1,7})"
 OF_OTHERS = r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python|<frozen|<string>"
+OF_OTHERS += r"|[/\\](?:bin|Scripts)[/\\][\w.-]+['\"]"  # what pip writes for a command
 
 
 def first_failure(lines: Sequence[str]) -> tuple[int, str] | None:
