@@ -111,8 +111,8 @@ const finding = (rules) => {
     const isProse = (place) => {
       const after = lineOf(place), before = text.slice(starts[after - 1], place).toLowerCase();
       const around = `${before.slice(-200)}\n${text.slice(place, starts[after]).toLowerCase().slice(0, 300)}`;
-      const told = prose.test(before) && !before.slice(-200).replace(ends, "").includes("error:");
-      return (told || quoted.test(around)) && !has.test(before);
+      if (before.slice(-200).replace(ends, "").includes("error:") || has.test(before)) return false;
+      return prose.test(before) || quoted.test(around);
     };
     for (const { id } of known) {
       const others = known.filter(({ over }) => over.includes(id));

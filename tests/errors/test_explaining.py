@@ -230,6 +230,7 @@ def test_a_hint_before_an_error_does_not_hide_it(explain):
     for report in (
         "I get `CUDA out of memory` at start",
         "{'error': 'CUDA out of memory', 'n': 1}",
+        "RuntimeError: a worker failed with 'CUDA out of memory', see above",
     ):
         assert errors.find(report), report
     error = "OutOfMemoryError: CUDA out of memory. Tried to allocate ... GPU 0 has a total capacity"

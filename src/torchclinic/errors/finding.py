@@ -20,8 +20,9 @@ SLICE = 2**18  # squeezed characters in which all patterns are looked for at onc
 # What stands in a line, squeezed, before an error that a README only names; around one that it
 # quotes in a sentence, a line's end between; and before one that somebody has.
 PROSE = "^#+$|(?:if|when|case)you|you(?:see|get|runinto|encounter|hit)|toavoid|howtofix"
-PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|reported"
-QUOTED = r"(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?\n.{3,200}?(?:'|\*\*)[:.,]?[a-z]"
+PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|usersreport"
+QUOTED = r"(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?"
+QUOTED += r"\n.{3,200}?(?:'|\*\*)[:.,]?[a-z]"
 HAS = "i(?:get|got|see|saw|have|had|keep|am)|say|gives|shows|throws|raises"
 NAMED = r"(?:[\w.]{0,99}(?:error|exception):)+$"
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
@@ -73,8 +74,9 @@ def find(log: str) -> list[Match]:
         after = bisect_right(starts, place)
         before = squeezed[starts[after - 1] : place].lower()
         around = f"{before[-200:]}\n{squeezed[place : starts[after]].lower()[:300]}"
-        told = re.search(PROSE, before) and "error:" not in re.sub(NAMED, "", before[-200:])
-        return bool(told or re.search(QUOTED, around)) and not re.search(HAS, before)
+        if "error:" in re.sub(NAMED, "", before[-200:]) or re.search(HAS, before):
+            return False
+        return bool(re.search(PROSE, before) or re.search(QUOTED, around))
 
     firsts = {name: _first(name, places, starts, named, is_prose) for name in places}
     matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]
