@@ -92,6 +92,7 @@ def unbroken(tokens, tmp_path_factory):  # noqa: F811
 @pytest.mark.parametrize(("rung", "ranks"), [("none", 1), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
 def test_no_run_is_lost_or_mixed(unbroken, tokens, tmp_path, rung, ranks):  # noqa: F811
     chance, left, told = random.Random(ranks), ROUNDS // 4, []
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests were started by nohup
     for number in range(ROUNDS):
         out = tmp_path / str(number)
         while True:
