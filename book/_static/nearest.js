@@ -12,7 +12,7 @@ function isSaid(text) {
 }
 
 const nearest = ({ documents, others, silent }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, BEHIND = 0.5;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, BEHIND = 0.5, TELLS = 0.6;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -29,8 +29,8 @@ const nearest = ({ documents, others, silent }) => {
     for (const word of new Set([...asked.flat(), ...text])) held.set(word, (held.get(word) ?? 0) + 1);
   const rare = (word) => Math.log(1 + known.length / held.get(word));
 
-  /** The addresses of what answers a question best. */
-  function find(question, most = 3) {
+  /** How much each address is like a question. */
+  function scores(question) {
     const asked = words(question);
     const weights = new Map(asked.filter((word) => held.has(word)).map((word) => [word, rare(word)]));
     const sum = (all, weight = (word) => weights.get(word)) => all.reduce((sum, word) => sum + weight(word), 0);
@@ -40,7 +40,7 @@ const nearest = ({ documents, others, silent }) => {
       if (needed.every((word) => asked.includes(word)))
         for (const word of also) if (held.has(word) && !weights.has(word)) weights.set(word, rare(word) / 2);
     const all = whole || sum([...weights.keys()]);
-    const scored = known.map(({ address, weight, asked, text, twins }) => {
+    return known.map(({ address, weight, asked, text, twins }) => {
       const pooled = new Set();
       let best = 0;
       for (const words of asked) {
@@ -52,7 +52,18 @@ const nearest = ({ documents, others, silent }) => {
       const more = POOLED * sum([...pooled]) + TOLD * told;
       return { address, twins, score: best || told ? +((best + more / all) * weight).toFixed(9) : 0 };
     });
-    const near = [], best = Math.max(...scored.map(({ score }) => score)), least = best > CLOSE ? BEHIND * best : best;
+  }
+
+  /** The addresses of what answers a question best; where nothing is close to all of it, a clause. */
+  function find(question, most = 3) {
+    let scored = scores(question);
+    const highest = (all) => Math.max(0, ...all.map(({ score }) => score));
+    if (highest(scored) <= CLOSE) {
+      const parts = question.split(/[.,!?;:()\n]\s+| and then | until | but /).filter((part) => words(part).length >= 4).map(scores);
+      const clauses = scored.map((one, at) => ({ ...one, score: Math.max(0, ...parts.map((part) => part[at].score)) }));
+      if (highest(clauses) > TELLS) scored = clauses;
+    }
+    const near = [], best = highest(scored), least = best > CLOSE ? BEHIND * best : best;
     for (const { address, score, twins } of scored.sort((a, b) => b.score - a.score))
       if (score > least && !near.some((better) => twins.includes(better))) near.push(address);
     return near.slice(0, most);

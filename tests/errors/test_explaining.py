@@ -266,6 +266,9 @@ def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is
     status, out, _ = explain("how do I bake a chocolate cake")
     assert (status, out.partition("\n")[0]) == (1, telling.NOT_CLOSE)
     assert asking.nearest("the javascript promise never resolves") == []
+    long = "We moved the machine to another room last week, and our admin installed it again. Both "
+    long += "cards show 100 %, but the first step hangs. A colleague in Graz has the same model."
+    assert asking.nearest(long)[0] == "notebooks/errors_ranks#hang-p2p"  # by its clause
 
 
 def test_a_question_in_the_list_is_answered_by_its_section():

@@ -22,6 +22,8 @@ UNKNOWN = 6  # what a word of a question counts that nothing has
 CASE = 6  # what the words count, at least, for which a case is told first
 CLOSE = 0.35  # if the best is less like a question, nothing is close
 BEHIND = 0.5  # a share of the best
+TELLS = 0.6  # what a clause alone must be like
+CLAUSES = r"[.,!?;:()\n]\s+| and then | until | but "
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS = 600, 200, 0.7
 SPEAKS = (
@@ -84,7 +86,30 @@ def weights_of(question: str) -> dict[str, float]:
 
 
 def nearest(question: str, most: int = 3) -> list[str]:
-    """The addresses of what answers a question best: of its questions one is nearest to it."""
+    """The addresses of what answers a question best: of its questions one is nearest to it.
+
+    Where nothing is close to all that somebody tells, the clause that says most decides.
+    """
+    scores = _scores(question)
+    if max(scores.values(), default=0) <= CLOSE:
+        clauses: dict[str, float] = {}
+        for clause in re.split(CLAUSES, question):
+            if len(words(clause)) >= 4:
+                for address, score in _scores(clause).items():
+                    clauses[address] = max(clauses.get(address, 0), score)
+        if max(clauses.values(), default=0) > TELLS:
+            scores = clauses
+    best = max(scores.values(), default=0)
+    least = BEHIND * best if best > CLOSE else best
+    near: list[str] = []
+    for address in sorted(scores, key=lambda address: -scores[address]):
+        if scores[address] > least and not twins(address).intersection(near):
+            near.append(address)
+    return near[:most]
+
+
+def _scores(question: str) -> dict[str, float]:
+    """How much each address is like a question."""
     rare = rarity()
     said = [word for word in _telling(question) if word in rare or re.match("[a-z]{3}", word)]
     whole = sum(rare.get(word, UNKNOWN) for word in said)
@@ -103,13 +128,7 @@ def nearest(question: str, most: int = 3) -> list[str]:
         if alike or told:
             score = alike + more / (whole or sum(weights.values()))
             scores[address] = round(score * weight_of(address), 9)
-    best = max(scores.values(), default=0)
-    least = BEHIND * best if best > CLOSE else best
-    near: list[str] = []
-    for address in sorted(scores, key=lambda address: -scores[address]):
-        if scores[address] > least and not twins(address).intersection(near):
-            near.append(address)
-    return near[:most]
+    return scores
 
 
 def case_for(question: str, entry: Error) -> str:
