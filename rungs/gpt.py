@@ -79,7 +79,8 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
 SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the weights of --base
 LIMITS = {"seed": (0, 2**31), "lora": (0, 10**6), "dropout": (0, 0.999), "decay": (0, 1000)}
-LIMITS |= {"vocabulary": (1, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
+LIMITS |= {"vocabulary": (0, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
+LIMITS |= {"layers": (1, 10**4), "width": (1, 10**6)}
 HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
 BEAT = 10  # seconds between two signs of life in it
 
@@ -170,14 +171,14 @@ class GPT(nn.Module):
     @torch.no_grad()
     def initialize(self, seed, base=None):
         """Draw each parameter from a seed of its own: alike on every rung, sharded or not."""
-        known = base.keys() if base else ()
         for i, (name, value) in enumerate(self.named_parameters()):
             adds = name.endswith(("out.weight", "down.weight"))  # to what all blocks add to
             std = 0.02 / (2 * len(self.blocks)) ** 0.5 if adds else 0.02
             std *= not name.endswith("lora_b")  # at first, the adapters change nothing
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
             new = torch.ones(value.shape) if "norm" in name else new * std
-            new = (base.get_tensor(name).float() if name in known else new).to(value.device)
+            new = base.get_tensor(name).float() if base and "lora" not in name else new
+            new = new.to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
                 at = value.device_mesh, value.placements
                 new = distribute_tensor(new, *at, src_data_rank=None)
@@ -208,9 +209,12 @@ def read_sequences(args):
     if args.data.suffix == ".npz":  # pictures: 14 x 14 means in 16 grey levels, after their class
         parts, arrays = [], np.load(args.data)
         for split in ("train", "test"):
-            blocks = arrays[f"{split}_images"].reshape(-1, SIDE, 2, SIDE, 2)
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+            if images.dtype != np.uint8 or not set() < {*labels.flat} <= {*range(CLASSES)}:
+                raise ValueError
+            blocks = images.reshape(-1, SIDE, 2, SIDE, 2)
             greys = blocks.mean((2, 4)).reshape(-1, SIDE * SIDE) * GREYS // 256
-            parts.append(np.column_stack([GREYS + arrays[f"{split}_labels"], greys]))
+            parts.append(np.column_stack([GREYS + labels, greys]))
         args.vocabulary = GREYS + CLASSES
         return parts
     tokens = np.load(args.data, mmap_mode="r", allow_pickle=False)  # read as it is needed
@@ -230,11 +234,11 @@ def batches(train, args, done, rank, ranks):
         epoch, place = divmod(step, per_epoch)
         if order is None or place == 0:
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train))
-        mine = order[place * args.batch :][: args.batch][rank::ranks]
-        ids = torch.from_numpy(train[mine].astype(np.int64))
+        ids = torch.from_numpy(train[order[place * args.batch :][: args.batch]].astype(np.int64))
         if ids.max() >= args.vocabulary:  # on a GPU, the embedding would not say which
             leave(f"--vocabulary {args.vocabulary}: the data has the id {ids.max()}")
-        yield ids.pin_memory() if args.device.type == "cuda" else ids  # copied beside computing
+        mine = ids[rank::ranks]
+        yield mine.pin_memory() if args.device.type == "cuda" else mine  # copied beside computing
 
 
 # --- the device, the ranks, the precision -------------------------------------------------------
@@ -358,10 +362,13 @@ def live(lock):
 
 def find_start(args):
     """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
+    others = [args.out / name for name in ("settings.json", "log.jsonl", ".run.lock")]
+    others = [path.resolve() for path in (args.data, args.base, *others) if path]
     for path in filter(None, (args.draw, args.export)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            return f"{path} is a folder: name a file"
+        if path.is_dir() or path.resolve() in others:
+            return f"{path} is a folder, or another file of this run: name a new file"
+        others.append(path.resolve())
         tempfile.TemporaryFile(dir=path.parent).close()  # found out now, not after the training
     fixed, file = [*STAYS, "precision", "sequences", "checksum"], args.out / "settings.json"
     now = {name: getattr(args, name) for name in [*OPTIONS, *fixed, "parallel", "data", "base"]}
@@ -382,7 +389,7 @@ def find_start(args):
         return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
     if not args.draw:
         if holder := hold(args):
-            return f"--out {args.out}: {holder}. End it first, or name a new folder"
+            return f"--out {args.out}: {holder}. Name a new folder, or end it first"
         write(file, lambda path: path.write_text(json.dumps(now, indent=1)))
     if changed:
         say("; ".join(changed.values()))
@@ -538,9 +545,10 @@ def report(args, row):
 def cut_log(args, start):
     """Leave what was logged before the checkpoint: what comes after it is computed again."""
     log = args.out / "log.jsonl"
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    kept = [x for x in lines if x.endswith("}\n") and json.loads(x)["step"] <= start]
-    write(log, lambda path: path.write_text("".join(kept)))
+    text = log.read_text(errors="replace") if log.exists() else ""
+    rows = re.finditer(r'^{"step": (\d+), .*}\n', text, re.MULTILINE)  # whole ones
+    kept = "".join(row[0] for row in rows if int(row[1]) <= start)
+    write(log, lambda path: path.write_text(kept))
 
 
 def profiler_of(args):
@@ -553,15 +561,15 @@ def profiler_of(args):
 
 def train_model(args, model, called, optimizer, scaler, start, progress, data, held_out):
     (needs, computes), peak = flops_of(args, model), args.peak * 1e12 or measure_peak(args)
+    told, background = [], dist.new_group(backend="gloo")  # for saving, while the ranks train
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda *_: told.append(True))
     if args.rank == 0:
         cut_log(args, start)
         count = sum(p.numel() for p in model.parameters())
         where = f"{args.parallel} on {args.ranks} x {args.device.type}"
         say(f"{count:,} parameters, {args.precision}, {where}, from step {start}")
-    told, background = [], dist.new_group(backend="gloo")  # for saving, while the ranks train
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda *_: told.append(True))
     sums, since = progress[0], start - int(progress[1])  # of the losses after that step
     saving, clock = None, time.perf_counter()
     with profiler_of(args) as profiler:
@@ -648,7 +656,7 @@ def draw(model, held_out, args):
 
         sheet = tokens.view(8, CLASSES, SIDE, SIDE).transpose(1, 2).reshape(8 * SIDE, -1)
         sheet = Image.fromarray((sheet * 255 // (GREYS - 1)).byte().numpy())
-        how = sheet.resize((560, 448), Image.NEAREST).save
+        how = partial(sheet.resize((560, 448), Image.NEAREST).save, format="PNG")
     else:
         ids = tokens[0].tolist()
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
@@ -693,7 +701,7 @@ def parse():
     add("--base", type=Path, help="weights to begin with, which --export wrote")
     add("--parallel", choices=rungs, default=usual, help=f"{each}, shared by all, or by --shard")
     add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: the device's best")
-    add("--draw", type=Path, help="draw to this file with the newest checkpoint, and end")
+    add("--draw", type=Path, help="draw to this .png or .txt with the newest checkpoint, and end")
     add("--export", type=Path, help="in the end, write weights and options to this .safetensors")
     for name, (default, what) in OPTIONS.items():
         flag = {"action": argparse.BooleanOptionalAction}  # also --no-recompute
@@ -702,50 +710,55 @@ def parse():
         option, text = f"--{name.replace('_', '-')}", f"{what} ({default}{fixed})"
         add(option, default=default, help=text, **kind)
     was = settings_of(parser.parse_known_args()[0].out)
-    if (was.get("parallel", usual) == "none") != (usual == "none"):
-        del was["parallel"]  # started in another way
+    can_be = {"parallel": ["none"] if usual == "none" else rungs[1:], "precision": [*DTYPES]}
+    was = {name: value for name, value in was.items() if value in can_be.get(name, [value])}
     parser.set_defaults(**was)  # what is not given stays as it was
-    base = read_base(parser.parse_known_args()[0].base)
-    if base:
-        options = base.metadata()
-        parser.set_defaults(**{name: json.loads(options[name]) for name in SHAPE})
+    base, shape = read_base(parser.parse_known_args()[0].base)
+    parser.set_defaults(**shape)
     args = parser.parse_args()
-    args.weights, args.kv_heads = base, args.kv_heads or args.heads
+    args.weights, args.shape, args.kv_heads = base, shape, args.kv_heads or args.heads
     args.torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     return args, *read_and_check(args)
 
 
 def settings_of(out):
-    with contextlib.suppress(OSError, ValueError):  # find_start says so
+    """The options that a run began with, those of their types."""
+    usual = {name: default for name, (default, _) in OPTIONS.items()}
+    usual |= dict.fromkeys(["parallel", "precision", "data", "base"], "")
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # find_start says so
         was = json.loads((out / "settings.json").read_text())
-        return {name: was[name] for name in was if name not in ("sequences", "checksum")}
+        return {name: was[name] for name in usual if type(was.get(name)) is type(usual[name])}
     return {}
 
 
 def read_base(path):
+    """The file of weights, and the options that gave them their shapes."""
     if path is None:
-        return None
-    with contextlib.suppress(OSError, SafetensorError):
+        return None, {}
+    with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
         base = safe_open(path, "pt")
-        if base.metadata() and {*SHAPE} <= base.metadata().keys():
-            return base
+        return base, {name: json.loads(base.metadata()[name]) for name in SHAPE}
     leave(f"--base {path}: there are no weights that --export of this program wrote")
 
 
 def read_and_check(args):
     """The sequences to train on and to validate with, if all options are right."""
-    try:
-        train, held_out = read_sequences(args)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-        # NumPy's own words advise badly.
-        wanted = ".npy of more than --context numbers from 0 in one dimension, nor .npz of pictures"
-        leave(f"--data {args.data} ({type(error).__name__}): no {wanted}")
     for name, (default, _) in OPTIONS.items():
         usual = (1, 10**9) if type(default) is int else (1e-12, 1e38)
         (least, most), value = LIMITS.get(name, usual), getattr(args, name)
         if type(default) is not bool and not least <= value <= most:  # nan is neither
             leave(f"--{name.replace('_', '-')} must be from {least} to {most}, not {value}")
+    try:
+        train, held_out = read_sequences(args)
+    except Exception as error:  # of many kinds, whose words advise badly
+        wanted = ".npy of more than --context whole numbers from 0 in one dimension"
+        wanted += f", nor .npz of uint8 pictures and labels below {CLASSES}"
+        leave(f"--data {args.data} ({type(error).__name__}): no {wanted}")
+    other, most = [k for k, v in args.shape.items() if getattr(args, k) != v], held_out.max()
     for wrong, sentence in [
+        (args.vocabulary > 10**7, f"--data {args.data}: ids must be below 10,000,000"),
+        (other, f"--base: {' and '.join(other)} must be as in {args.base}: {args.shape}"),
+        (most >= args.vocabulary, f"--vocabulary {args.vocabulary}: the data has the id {most}"),
         (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
         (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
@@ -758,22 +771,9 @@ def read_and_check(args):
     some = np.ascontiguousarray(train[:: 1 + len(train) // 1000])  # enough to know it again
     args.checksum = zlib.crc32(some)
     if args.base:
-        with args.base.open("rb") as file:
-            file.seek(-1024, os.SEEK_END)
-            args.checksum = zlib.crc32(file.read(), args.checksum)
+        some = np.memmap(args.base, mode="r")
+        args.checksum = zlib.crc32(some[:: 1 + len(some) // 10_000].tobytes(), args.checksum)
     return train, held_out
-
-
-def new_model(args):
-    """The model, without memory yet."""
-    with torch.device("meta"):
-        model = GPT(args)
-    there = set(args.weights.keys()) if args.weights else ()
-    for name, value in model.named_parameters() if args.weights else ():
-        shape = args.weights.get_slice(name).get_shape() if name in there else None
-        if "lora" not in name and shape != [*value.shape]:
-            leave(f"--base {args.base}: {name} is {shape} there, and {[*value.shape]} here")
-    return model
 
 
 def run(args, train, held_out):
@@ -782,11 +782,16 @@ def run(args, train, held_out):
         try:
             steps = [find_start(args)]
         except OSError as error:
-            steps = [f"{error.filename}: {error.strerror}. Name a folder that can be written"]
+            steps = [f"{error.filename or args.out}: {error.strerror}. Name a writable folder"]
     dist.broadcast_object_list(steps, device=torch.device("cpu"))
     if isinstance(steps := steps[0], str):
         leave(steps)
-    model = new_model(args)
+    with torch.device("meta"):  # without memory yet
+        model = GPT(args)
+    shapes = {name: [*p.shape] for name, p in model.named_parameters() if "lora" not in name}
+    there = args.weights.keys() if args.weights else ()
+    if there and shapes != {name: args.weights.get_slice(name).get_shape() for name in there}:
+        leave(f"--base {args.base}: its weights are not those that its options promise")
     called = parallelize(model, args)
     learn = [p for p in model.parameters() if p.requires_grad]
     matrices, others = ([p for p in learn if (p.dim() > 1) == big] for big in (True, False))
@@ -820,7 +825,7 @@ def main():
         join(args)
         run(args, train, held_out)
     except (OSError, dcp.CheckpointException) as error:
-        leave(f"{reason_of(error)}. What was saved before is whole: the same command goes on.")
+        leave(f"{reason_of(error)}. Is the disk full, was --out moved? The same command goes on.")
     finally:
         if args.lock:
             args.lock.truncate(0)  # ended, not killed

@@ -1,6 +1,7 @@
 """`rungs/gpt.py` computes the same on every rung, and goes on from any moment on any other."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -181,6 +182,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
 
 
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
+    base = whole / "weights.safetensors"
     cases = [
         ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on as it began, or name a new folder"),
         ([whole, "--steps", 30], "steps was 20, now 30"),
@@ -197,9 +199,14 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--base", PROGRAM], "there are no weights that --export of this program wrote"),
         ([tmp_path, "--data", tmp_path], "(IsADirectoryError): no .npy of more than"),
         ([tmp_path / "out", "--draw", "x"], "no checkpoint in --out"),
-        ([PROGRAM], "rungs/gpt.py: File exists. Name a folder that can be written"),
-        ([tmp_path / "out", "--export", tokens.parent], "is a folder: name a file"),
-        ([tmp_path, "--data", PROGRAM], "no .npy of more than --context numbers from 0 in one dim"),
+        ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
+        ([tmp_path / "out", "--export", tokens.parent], "is a folder, or another file of this run"),
+        ([tmp_path / "out", "--export", tokens], "or another file of this run: name a new file"),
+        ([whole, "--draw", tmp_path / "a", "--export", tmp_path / "a"], "name a new file"),
+        ([tmp_path, "--base", base, "--layers", 1], "--base: layers must be as in"),
+        ([tmp_path, "--base", base, "--heads", 2], "--base: heads must be as in"),
+        ([tmp_path, "--context", 0], "--context must be from 1 to 1000000000, not 0"),
+        ([tmp_path, "--data", PROGRAM], "no .npy of more than --context whole numbers from 0 in"),
         ([tmp_path, "--context", 5000], "--batch 24: the data has 1 sequences"),
     ]
     before = sorted(whole.rglob("*"))
@@ -235,6 +242,82 @@ def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_pa
     (tmp_path / "settings.json").write_text("{")
     done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
     assert "settings.json is damaged. Take it from a backup, or: begin the same" in done.stderr
+
+
+def test_what_is_of_no_option_s_type_in_the_settings_is_not_taken(gpt, tmp_path, monkeypatch):
+    for text, taken in {"[1]": {}, "5": {}, '{"micro": [1], "lr": 0.1}': {"lr": 0.1}}.items():
+        (tmp_path / "settings.json").write_text(text)
+        assert gpt.settings_of(tmp_path) == taken
+    (tmp_path / "settings.json").write_text('{"parallel": "dpp", "precision": "fp", "lr": 0.1}')
+    monkeypatch.setattr(sys, "argv", ["gpt.py", "--out", str(tmp_path)])
+    args, *_ = gpt.parse()
+    assert (args.parallel, args.precision, args.lr) == ("none", "auto", 0.1)
+
+
+def test_rows_of_the_log_that_are_damaged_are_left_out(gpt, tmp_path):
+    log, rows = tmp_path / "log.jsonl", ['{"step": 2, "loss": 1.0}\n', '{"step": 4, "loss": 1.0}\n']
+    log.write_bytes(b'\0\xff}\n{"step": "x"}\n' + "".join(rows).encode() + b'{"step": 2, "lo')
+    gpt.cut_log(SimpleNamespace(out=tmp_path), 2)
+    assert log.read_text() == rows[0]
+
+
+def test_data_that_cannot_be_right_is_refused_in_one_sentence(gpt, tokens, tmp_path):
+    clothes = {name: array[:40] for name, array in np.load(gpt.CLOTHES).items()}
+    np.savez(right := tmp_path / "right.npz", **clothes)
+    changed = {
+        "float": {"train_images": clothes["train_images"] / 255},
+        "label": {"test_labels": clothes["test_labels"] + 9},
+        "empty": {"test_images": clothes["test_images"][:0], "test_labels": np.arange(0)},
+    }
+    for name, arrays in changed.items():
+        np.savez(tmp_path / f"{name}.npz", **(clothes | arrays))
+    (tmp_path / "cut.npz").write_bytes(right.read_bytes()[:3000])
+    shutil.copy(tokens, tmp_path / "npy.npz")
+    usual = {name: default for name, (default, _) in gpt.OPTIONS.items()} | {"kv_heads": 4}
+    usual |= {"shape": {}, "base": None}
+    gpt.read_and_check(SimpleNamespace(**usual, data=right))
+    for name in [*changed, "cut", "npy"]:
+        with pytest.raises(SystemExit, match=r"no .npy of .* nor .npz of uint8 pictures"):
+            gpt.read_and_check(SimpleNamespace(**usual, data=tmp_path / f"{name}.npz"))
+    ids, usual["context"] = np.load(tokens).astype(int), 16
+    ids[-100] = 5 * 10**12  # in what is held out
+    np.save(tmp_path / "high.npy", ids)
+    for vocabulary, sentence in {
+        0: "ids must be below 10,000,000",
+        8: "has the id 5000000",
+    }.items():
+        args = SimpleNamespace(**usual | {"vocabulary": vocabulary}, data=tmp_path / "high.npy")
+        with pytest.raises(SystemExit, match=sentence):
+            gpt.read_and_check(args)
+
+
+def test_every_rank_sees_an_id_that_is_too_high_in_the_share_of_one(gpt):
+    train, device = np.zeros((4, 5), int), torch.device("cpu")
+    train[2] = 9
+    args = SimpleNamespace(batch=4, steps=1, seed=0, vocabulary=9, device=device)
+    for rank in (0, 1):
+        with pytest.raises(SystemExit, match="--vocabulary 9: the data has the id 9"):
+            next(gpt.batches(train, args, 0, rank, 2))
+
+
+def test_a_base_of_the_same_shape_is_known_by_its_numbers(gpt, tokens, tmp_path):
+    usual = {name: default for name, (default, _) in gpt.OPTIONS.items()} | {"kv_heads": 4}
+    usual |= {"shape": {}, "base": tmp_path / "base", "data": tokens, "context": 16}
+    sums = set()
+    for other in (0, 1):
+        usual["base"].write_bytes(bytes(50_000) + bytes([other] * 1000) + bytes(50_000))
+        gpt.read_and_check(args := SimpleNamespace(**usual))
+        sums.add(args.checksum)
+    assert len(sums) == 2
+
+
+def test_a_full_disk_is_said_with_the_folder(gpt, tmp_path, monkeypatch):
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))  # no file's name
+    for name, stand_in in {"find_start": full, "dist": mock.Mock()}.items():
+        monkeypatch.setitem(gpt.run.__globals__, name, stand_in)
+    sentence = f"{tmp_path}: No space left on device. Name a writable folder"
+    with pytest.raises(SystemExit, match=re.escape(sentence)):
+        gpt.run(SimpleNamespace(rank=0, out=tmp_path), None, None)
 
 
 def damage(folder, kind):
@@ -334,8 +417,8 @@ def test_a_terminal_that_is_closed_saves_first_and_nohup_trains_on(tokens, tmp_p
     log, command = tmp_path / "log.jsonl", [sys.executable, PROGRAM, *map(str, options)]
     terminal, program = os.openpty()
     how = {"stdin": program, "stdout": program, "stderr": program, "start_new_session": True}
-    if nohup:
-        how["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    heard = signal.SIG_IGN if nohup else signal.SIG_DFL
+    how["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, heard)
     with subprocess.Popen(command, **how) as training:
         try:
             os.close(program)
@@ -408,7 +491,7 @@ def test_two_runs_in_one_folder_never_mix_whichever_is_first(tokens, tmp_path):
     with sole_use(tmp_path):
         done = run_here(PROGRAM, *options)
         assert f"process {os.getpid()} on {socket.gethostname()}, since 2" in done.stderr
-        assert "is writing there. End it first, or name a new folder" in done.stderr
+        assert "is writing there. Name a new folder, or end it first" in done.stderr
     assert not list(tmp_path.iterdir())
     ours = [sys.executable, PROGRAM, *map(str, [*options, "--steps", 10**6])]
     with subprocess.Popen(ours, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
@@ -533,6 +616,6 @@ def test_the_drawing_is_a_sheet_of_each_class_and_can_be_made_again(gpt, tmp_pat
     options = ["--out", tmp_path / "out", "--layers", 1, "--width", 16, "--steps", 2, "--peak", 1]
     assert run_here(PROGRAM, *options).returncode == 0
     sheet = (tmp_path / "out" / "drawing.png").read_bytes()
-    assert run_here(PROGRAM, *options, "--draw", tmp_path / "again.png").returncode == 0
-    assert (tmp_path / "again.png").read_bytes() == sheet
-    assert Image.open(tmp_path / "again.png").size == (4 * 10 * 14, 4 * 8 * 14)
+    assert run_here(PROGRAM, *options, "--draw", tmp_path / "again").returncode == 0
+    assert (tmp_path / "again").read_bytes() == sheet
+    assert Image.open(tmp_path / "again").size == (4 * 10 * 14, 4 * 8 * 14)
