@@ -426,8 +426,8 @@ def state_of(model, optimizer, scaler, progress):
 
 
 def load(folder, model, optimizer, scaler):
-    """The loss since the last line, summed over the steps, and their number."""
-    state = state_of(model, optimizer, scaler, [0.0, 0.0])
+    """The loss since the last line, summed over steps, and their number; the step; the run."""
+    state = state_of(model, optimizer, scaler, [0.0] * 4)
     state["sums"] = torch.zeros_like(sums_of(state))
     dcp.load(state, checkpoint_id=folder)
     if not torch.equal(state["sums"], sums_of(state)):
@@ -445,7 +445,9 @@ def load_newest(args, steps, *parts):
     for step in steps:
         folder = args.out / f"step-{step:08d}"
         try:
-            progress = load(folder, *parts)
+            *progress, saved, mark = load(folder, *parts)
+            if (saved, mark) != (step, args.mark):
+                raise ValueError("it is another run's, or another step's")
         except (dcp.CheckpointException, ValueError) as error:  # on all ranks alike
             damaged[folder] = reason_of(error)
             continue
@@ -614,7 +616,8 @@ def train_model(args, model, called, optimizer, scaler, start, progress, data, h
                     saving.result()  # one at a time
                 for folder in whole_ones(args.out)[:-1] if args.rank == 0 else ():
                     remove(folder)  # the last one stays until the next is whole
-                state = state_of(model, optimizer, scaler, [float(loss), step - since])
+                progress = [float(loss), step - since, step, args.mark]
+                state = state_of(model, optimizer, scaler, progress)
                 state["sums"], folder = sums_of(state), args.out / f"step-{step:08d}"
                 saving = dcp.async_save(state, checkpoint_id=folder, process_group=background)
             if stop:
@@ -773,6 +776,8 @@ def read_and_check(args):
     if args.base:
         some = np.memmap(args.base, mode="r")
         args.checksum = zlib.crc32(some[:: 1 + len(some) // 10_000].tobytes(), args.checksum)
+    fixed = [getattr(args, name) for name in STAYS]
+    args.mark = zlib.crc32(json.dumps(fixed).encode(), args.checksum)  # of this run's checkpoints
     return train, held_out
 
 

@@ -352,6 +352,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_goes_on(
     assert len(list(out.glob("step-00000020.damaged-*/*"))) > 0
 
 
+def test_a_checkpoint_of_another_step_or_run_is_none_of_this_run(whole, tokens, tmp_path):
+    out, other = shutil.copytree(whole, tmp_path / "out"), tmp_path / "other"
+    run(other, tokens, "--seed", 1)
+    shutil.copytree(out / "step-00000010", out / "step-00000019")
+    shutil.rmtree(out / "step-00000020")
+    shutil.copytree(other / "step-00000020", out / "step-00000020")
+    stdout = run(out, tokens).stdout
+    assert stdout.count("ValueError: it is another run's, or another step's): it is") == 2
+    assert "from step 10\n" in stdout
+    assert_equal(out, whole)
+
+
 def test_if_no_checkpoint_is_whole_nothing_is_moved(whole, tokens, tmp_path):
     out = shutil.copytree(whole, tmp_path / "out")
     for step in ("step-00000010", "step-00000020"):
