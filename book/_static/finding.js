@@ -184,7 +184,7 @@ const finding = (rules) => {
     return [own.replace(new RegExp(rules.environment, "g"), ""), code.join(" ")];
   }
 
-  function numbersOf(own) {
+  function numbersOf(own, around) {
     const text = own.replaceAll(" ", ""), numbers = { none: 0, one: 1 };
     for (const [name, [before, item]] of Object.entries(rules.counted))
       numbers[name] = [...text.matchAll(`${before}((?:'[^']*',?)*)`)]
@@ -193,6 +193,10 @@ const finding = (rules) => {
       const [, size, unit] = text.match(amount) ?? [];
       if (unit) numbers[name] = size * rules.units[unit];
     }
+    for (const [name, pattern] of Object.entries(rules.around)) {
+      const said = around.match(pattern);
+      if (said || !pattern.includes("(\\d")) numbers[name] = Number(said?.[1] ?? said !== null);
+    }
     return numbers;
   }
 
@@ -200,7 +204,9 @@ const finding = (rules) => {
   function casesOf(id, lines, number, this_) {
     const { cases } = rules.errors.find((error) => error.id === id);
     if (!cases.length) return [];
-    const [own, code] = ownLines(lines, number, this_), numbers = numbersOf(own);
+    const [own, code] = ownLines(lines, number, this_);
+    const near = lines.slice(Math.max(0, number - AROUND), number + AROUND).map((line) => line.slice(0, 300));
+    const numbers = numbersOf(own, near.join("\n").toLowerCase());
     const whole = (word) => new RegExp(`${/^[A-Za-z0-9]/.test(word) ? "(?<![A-Za-z0-9])" : ""}${word.split("...")
       .map((part) => [...part].map((letter) => letter.replace(/\W/, "\\$&")).join(" ?")).join(".{0,80}?")}${/[A-Za-z0-9]$/.test(word) ? "(?![A-Za-z0-9])" : ""}`);
     const named = (parts, text, least) => parts.some((words) => words.every((word) => word.length >= least && whole(word).test(text)));

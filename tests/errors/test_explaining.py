@@ -135,6 +135,29 @@ def test_of_a_full_memory_the_numbers_decide():
         assert case_of(log) == case[:15], log
 
 
+def test_what_stands_around_an_error_decides():
+    inplace = "RuntimeError: one of the variables needed for gradient computation has been modified"
+    inplace += " by an inplace operation"
+    port = "RuntimeError: The server socket has failed to listen on any address. port: {}"
+    broken = "[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out."
+    dtype = "RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float"
+    hosts = "torchrun --nnodes=2 --nproc_per_node=4 train.py\n"
+    for log, case in [
+        (f"{inplace}\n\nOn one GPU there is no error.", ""),
+        (f"{inplace}\n\nWith two GPUs only.", "Only with several GPUs"),
+        (f"torchrun --master_port 29501 train.py\n{port.format(29500)}", "It names another port"),
+        (f"torchrun --master_port=29500 train.py\n{port.format(29500)}", ""),
+        (f"{port.format(29500)}\n\nI already changed the port.", "It names another port"),
+        (port.format(29500), ""),
+        (broken, ""),
+        (f"{hosts}{broken}", "Between machines"),
+        (f"{hosts}Watchdog caught collective operation timeout\n{broken}", ""),
+        (dtype, ""),
+        (f"{dtype}\n\nI converted all layers to fp16 before.", "You changed the type"),
+    ]:
+        assert case_of(log) == case[:15], log
+
+
 def test_of_keys_that_do_not_fit_the_lists_decide():
     def log(missing, unexpected):
         lines = ["RuntimeError: Error(s) in loading state_dict for Net:"]

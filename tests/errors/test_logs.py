@@ -60,9 +60,22 @@ def test_a_log_of_another_program_is_said_to_be_one(monkeypatch):
 
 
 def test_a_page_that_only_names_an_error_has_none():
-    for line in ("## CUDA out of memory", "If you see `CUDA out of memory`, take a smaller batch."):
+    for line in (
+        "## CUDA out of memory",
+        "If you see `CUDA out of memory`, take a smaller batch.",
+        "* `RuntimeError: CUDA out of memory` - take a smaller batch.",
+        "* `Error in forward: CUDA out of memory`: take a smaller batch.",
+        "- `CUDA out of memory` -> take a smaller batch.",
+        "| `CUDA out of memory` | take a smaller batch |",
+        "- docs: `CUDA out of memory` on old cards",
+        "What to do on CUDA out of memory",
+    ):
         assert found(f"# Training\n\n{line}\n") == [], line
-    for line in ("I get CUDA out of memory", "RuntimeError: if you see this: CUDA out of memory"):
+    for line in (
+        "I get CUDA out of memory",
+        "RuntimeError: if you see this: CUDA out of memory",
+        "'RuntimeError: CUDA out of memory' - what can I do?",
+    ):
         assert found(line) == ["cuda-out-of-memory"], line
 
 

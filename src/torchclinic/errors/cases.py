@@ -17,6 +17,7 @@ BULLETS = re.compile(r"(?:^- .*\n?(?:^  .*\n?)*)+", re.MULTILINE)
 DECIDED = page("logs")["decided"]  # by numbers, of entries' cases by how these begin
 COUNTED = page("logs")["counted"]  # numbers by name: of what stands in a list
 MEASURED = page("logs")["measured"]  # and amounts of memory
+NEARBY = page("logs")["around"]  # what the lines around say
 UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -39,7 +40,8 @@ def about(error: Error, lines: list[str], number: int, place: int) -> list[int]:
     if not (cases := cases_of(error)):
         return []
     own, code = own_lines(lines, number, place)
-    numbers = numbers_of(own)
+    near = lines[max(0, number - AROUND) : number + AROUND]
+    numbers = numbers_of(own, "\n".join(line[:300] for line in near).lower())
     ours = [which for which, (words, _) in enumerate(cases) if _named(words, own)]
     # Else by numbers, and by the traceback, of whose code only longer words tell something.
     return ours or [
@@ -120,8 +122,8 @@ def _holds(rule: str, numbers: dict[str, float]) -> bool:
     return all(total(left) > total(right) for left, right in sides)
 
 
-def numbers_of(own: str) -> dict[str, float]:
-    """The numbers that `DECIDED` compares, of an error's own lines, as far as they are there."""
+def numbers_of(own: str, around: str) -> dict[str, float]:
+    """The numbers that `DECIDED` compares, of an error's own lines and of those around."""
     text = own.replace(" ", "")
     numbers: dict[str, float] = {"none": 0, "one": 1}
     for name, (before, item) in COUNTED.items():
@@ -130,4 +132,8 @@ def numbers_of(own: str) -> dict[str, float]:
     for name, amount in MEASURED.items():
         if found := re.search(amount, text):
             numbers[name] = float(found[1]) * UNITS[found[2]]
+    for name, pattern in NEARBY.items():
+        found = re.search(pattern, around, re.ASCII)
+        if found or "(\\d" not in pattern:
+            numbers[name] = float(found[1] if found and found.re.groups else bool(found))
     return numbers

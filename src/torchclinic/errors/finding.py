@@ -20,11 +20,14 @@ SLICE = 2**18  # squeezed characters in which all patterns are looked for at onc
 # What stands in a line, squeezed, before an error that a README only names; around one that it
 # quotes in a sentence, a line's end between; and before one that somebody has.
 PROSE = "^#+$|(?:if|when|case)you|you(?:see|get|runinto|encounter|hit)|toavoid|howtofix"
-PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|usersreport"
-QUOTED = r"(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?"
-QUOTED += r"\n.{3,200}?(?:'|\*\*)[:.,]?[a-z]"
+PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|usersreport|whattodo(?:on|if|about)"
+PROSE += "|^(?:docs?|feat|added|changed|removed|new|improved)(?:\\(.{1,30}\\))?:"
+QUOTED = (
+    r"(?:^\*'[^'\n]{0,120}|(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?)"
+)
+QUOTED += r"\n.{3,200}?(?:'|\*\*)(?:[:.,|]?[a-z]|[>-]{1,2}[^?]{1,200}$)"
 HAS = "i(?:get|got|see|saw|have|had|keep|am)|say|gives|shows|throws|raises"
-NAMED = r"(?:[\w.]{0,99}(?:error|exception):)+$"
+NAMED = r"^\*'.{0,120}$|(?:[\w.]{0,99}(?:error|exception):)+$"  # or a list's item that quotes one
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
 
 

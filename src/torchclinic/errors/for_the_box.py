@@ -28,6 +28,7 @@ def rules() -> dict:
     rules |= {"failure": roots.FAILURE, "frame": roots.FRAME, "others_files": roots.OF_OTHERS}
     rules |= {"gone": PEER_IS_GONE.pattern, "telling": roots.TELLING}
     rules |= {"counted": cases.COUNTED, "measured": cases.MEASURED, "units": cases.UNITS}
+    rules["around"] = cases.NEARBY
     rules["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": finding.patterns_of(e.id)}
         | {"cases": cases.cases_of(e)}
