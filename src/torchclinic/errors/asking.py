@@ -92,11 +92,11 @@ def nearest(question: str, most: int = 3) -> list[str]:
     """
     scores = _scores(question)
     if max(scores.values(), default=0) <= CLOSE:
-        clauses: dict[str, float] = {}
+        clauses = dict.fromkeys(documents(), 0.0)  # in their order, which decides among equals
         for clause in re.split(CLAUSES, question):
             if len(words(clause)) >= 4:
                 for address, score in _scores(clause).items():
-                    clauses[address] = max(clauses.get(address, 0), score)
+                    clauses[address] = max(clauses[address], score)
         if max(clauses.values(), default=0) > TELLS:
             scores = clauses
     best = max(scores.values(), default=0)
