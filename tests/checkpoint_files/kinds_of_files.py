@@ -625,9 +625,16 @@ def malicious_legacy(folder):
     return saved(folder, [Boom(folder / "marker")], **OLD)
 
 
-bad("not one of torch.save", "other_zip")(
+bad("NumPy's .npz, not a file of torch.save. numpy.load(", "other_zip")(
     lambda folder: np.savez(folder / "x.npz", a=np.ones(3)) or folder / "x.npz"
 )
+
+
+@bad("it holds 'run 7/x.pt'. Unpack it, and name what is in it")
+def zip_around_a_file(folder):
+    with zipfile.ZipFile(folder / "x.zip", "w") as archive:
+        archive.write(plain(folder), "run 7/x.pt")
+    return folder / "x.zip"
 
 
 @bad("its entries are compressed")

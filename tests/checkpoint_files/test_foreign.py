@@ -268,7 +268,7 @@ def save_rows(folder):
     model = nn.Linear(4, 3)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     rank = torch.distributed.get_rank()
-    torch.save(model.state_dict(), folder / f"rank{rank}.pt")
+    torch.save({"model": model.state_dict()}, folder / f"rank{rank}.pt")
 
 
 def told_line(path):
@@ -453,6 +453,9 @@ def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
         assert not [key for key in report.dropped if key.startswith("student")]
         with pytest.raises(CheckpointError, match="no weights under 'teach'"):
             load_into(model, path, key="teach")
+    compiled = nn.ModuleDict({"model": torch.compile(student), "teacher": teacher}).state_dict()
+    with pytest.raises(CheckpointError, match=r"key='model\._orig_mod', key='teacher'"):
+        load_into(model, saved(tmp_path, {"state_dict": compiled}))
     ordinary = {f"encoder.layers.{i}.weight": torch.ones(2) for i in range(6)}
     path = saved(tmp_path, ordinary | {"model_ema.decay": torch.ones(1)})
     assert "of one kind" not in repr(inspect_checkpoint(path))

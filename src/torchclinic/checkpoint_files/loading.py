@@ -289,6 +289,8 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
     wanted, there = list(model.state_dict()) or [""], {*found.unexpected_keys}
     starts = [key.removesuffix(wanted[0]) for key in there if key.endswith(f".{wanted[0]}")][:50]
     if several := sorted(s[:-1] for s in starts if {f"{s}{key}" for key in wanted} <= there):
+        fitting = found.names.get(wanted[0], "").removesuffix(wanted[0])[:-1]
+        several = sorted({*several, *filter(None, [fitting])})
         way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."
     if note := part_note(Path(where)):
         way_out = f"The file is {note}"

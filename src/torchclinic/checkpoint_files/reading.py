@@ -194,7 +194,12 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         raise CheckpointError(f"{path}: a program of {filled(TEXTS['programs'][name], path)}.")
     roots = [i.filename[:-8] for i in infos if re.fullmatch(r"[^/]+/data\.pkl", i.filename)]
     if len(roots) != 1:
-        raise CheckpointError(f"{path}: a zip archive, but not one of torch.save.")
+        names = [info.filename for info in infos]
+        if names and all(name.endswith(".npy") for name in names):
+            way = f"numpy.load({str(path)!r}) reads it, and torch.from_numpy makes tensors of it"
+            raise CheckpointError(f"{path}: NumPy's .npz, not a file of torch.save. {way}.")
+        held = f"it holds {some(map(repr, names[:1000]))}. Unpack it, and name what is in it"
+        raise CheckpointError(f"{path}: a zip archive, but not one of torch.save: {held}.")
     is_packed = any(info.compress_type for info in infos)
     is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
     is_packed |= len({info.filename.lower() for info in infos}) < len(infos)  # as PyTorch compares
