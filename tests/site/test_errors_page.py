@@ -270,7 +270,7 @@ def test_what_somebody_says_leads_to_the_same_three_in_the_box_and_in_the_termin
         for link, address in zip(found, wanted, strict=True):
             assert link.replace(".html", "").endswith(address.partition("book/")[2] or address)
     page.locator("#log").fill("how do I bake a chocolate cake")
-    page.get_by_text("Nothing in the book is close").wait_for()
+    page.locator("#found").get_by_text("Nothing in the book is close").wait_for()
     page.locator("#log").fill("epoch 1: loss 0.42\nepoch 2: loss 0.31")
     page.wait_for_function("!document.querySelector('#found .search-hits')")
 
