@@ -250,8 +250,11 @@ def say(sentence):
 
 
 def leave(sentence):
-    """End this rank; that with number 0 says why."""
-    sys.exit(sentence if os.environ.get("RANK", "0") == "0" else 1)
+    """End this rank; rank 0 says why. The others wait, since the first end is the end of all."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.exit(sentence)
+    time.sleep(1 if dist.is_initialized() else 30)  # once they have met, rank 0 is here, too
+    sys.exit(1)
 
 
 def join(args):

@@ -405,6 +405,16 @@ def test_a_lock_of_another_host_holds_as_long_as_it_lives(gpt, tmp_path):
 
 
 @pytest.mark.slow
+def test_rank_0_says_what_is_wrong_though_another_is_there_first(tmp_path):
+    """torchrun ends all ranks when the first has ended."""
+    late = f"[ $RANK = 0 ] && sleep 2; exec '{sys.executable}' '{PROGRAM}' --lr -1 --out x"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", "--no-python", "bash", "-c", late]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
+    assert done.stderr.count("--lr must be from 1e-12 to 1e+38, not -1.0") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_ranks_whose_torchrun_is_ended_save_and_end(tokens, tmp_path, number):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
