@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from torchclinic.checkpoint_files import (
     CheckpointError,
@@ -55,6 +57,8 @@ QUANTIZED = {  # keys and dtypes as each program writes them
 }  # fmt: skip
 DOWN, UP = (F32, (4, 8, 3, 3)), (F32, (8, 4, 1, 1))  # of a convolution
 ADAPTERS = {
+    "model.load_lora_adapter": {"down_blocks__0__to_q__lora_A__weight": DOWN,
+                                "down_blocks__0__to_q__lora_B__weight": UP},
     "PeftModel": {"base_model__model__q__lora_A__weight": DOWN,
                   "base_model__model__q__lora_B__weight": UP},
     "with adapter_config": {"base_model__model__e__lora_embedding_A": DOWN,
@@ -219,7 +223,7 @@ def test_nothing_ordinary_is_called_quantized_or_an_adapter(names, dtype, tmp_pa
     if dtype == FP8:  # a cast: with scales beside them they would be quantized
         kinds = {k: v for k, v in kinds.items() if "weight_" not in k}
     path = tensors(tmp_path, **{k.replace(".", "__"): v for k, v in kinds.items()})
-    assert inspect_checkpoint(path).advice[0].startswith("A plain state dict")
+    assert inspect_checkpoint(path).advice[-1].startswith("A plain state dict")
 
 
 def test_a_module_that_has_them_all_takes_packed_weights_and_their_scales(tmp_path):
@@ -420,6 +424,31 @@ def test_experts_that_are_one_tensor_in_the_model_or_in_the_file_have_a_way(tmp_
             load_into(model, path)
         with pytest.raises(CheckpointError, match=re.escape(words)):
             fix_checkpoint(path, tmp_path / "y.pt", model=model)
+
+
+def test_weights_in_parts_and_positions_of_another_size_have_a_way(tmp_path):
+    plain, parts = nn.Sequential(nn.Linear(2, 3)), nn.Sequential(weight_norm(nn.Linear(2, 3)))
+    path = saved(tmp_path, parts.state_dict())
+    assert "weight_norm(model.conv)" in str(inspect_checkpoint(path))
+    with pytest.raises(CheckpointError, match=r"remove_parametrizations\(model.conv, 'weight'\)"):
+        load_into(plain, path)
+    load_into(parts, path)
+    remove_parametrizations(parts[0], "weight")
+    load_into(plain, parts.state_dict())
+    with pytest.raises(CheckpointError, match="get_peft_model"):
+        load_into(plain, {"0.base_layer.weight": torch.ones(3, 2), "0.bias": torch.ones(3)})
+    small, large = (nn.ParameterDict({"pos_embed": torch.ones(1, n, 4)}) for n in (5, 10))
+    model, source = nn.ModuleList([small, nn.Linear(1, 1)]), nn.ModuleList([large, nn.Linear(1, 1)])
+    with pytest.raises(CheckpointError, match="resample_abs_pos_embed"):
+        load_into(model, source.state_dict())
+
+
+def test_a_cut_safetensors_file_says_how_much_of_it_is_there(tmp_path):
+    path = tensors(tmp_path, a__weight=F32)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with pytest.raises(CheckpointError, match=f"cut off.* {len(whole) - 30} of {len(whole)} bytes"):
+        inspect_checkpoint(path)
 
 
 def test_a_slice_is_told_where_somebody_stands_in_its_folder(tmp_path, monkeypatch):

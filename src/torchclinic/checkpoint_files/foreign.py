@@ -138,6 +138,19 @@ def experts_note(missing: Iterable[str], unexpected: Iterable[str], path: Path) 
     return WAYS["experts_divided"] if (ours, theirs) == ({True}, {False}) else ""
 
 
+def key_note(keys: Iterable[str], path: Path, table: str = "inside") -> str:
+    """What to say of weights in parts, or of those of another shape, by their keys.
+
+    >>> key_note(["conv.parametrizations.weight.original0"], Path("a.pt"))[:54]
+    'Weights are in parts, as under torch.nn.utils.parametr'
+    """
+    keys = list(keys)
+    for pattern, words in TEXTS[table].items():
+        if any(re.search(pattern, key) for key in keys):
+            return filled(words, path)
+    return ""
+
+
 def exact_note(tensors: Mapping[str, Tensor], path: Path) -> str:
     """What to say of weights of 16 bits beside which DeepSpeed has them in float32."""
     low = any(v.is_floating_point() and v.itemsize == 2 for v in tensors.values())

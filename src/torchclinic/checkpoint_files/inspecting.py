@@ -128,7 +128,7 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         yield f"This is {note}"
         if foreign.SHARD.search(path.name):
             return
-    if note := foreign.exact_note(found.keys, path):
+    if note := foreign.exact_note(found.keys, path) or foreign.key_note(found.keys, path):
         yield note
     if found.imports:
         yield (

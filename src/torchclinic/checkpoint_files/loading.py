@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoint_files.foreign import TEXTS, experts_note, part_note, what_it_is
+from torchclinic.checkpoint_files.foreign import (
+    TEXTS,
+    experts_note,
+    key_note,
+    part_note,
+    what_it_is,
+)
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
 from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
@@ -294,7 +300,11 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
         way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."
     if note := part_note(Path(where)):
         way_out = f"The file is {note}"
-    elif note := experts_note(found.missing_keys, found.unexpected_keys, Path(where)):
+    elif note := (
+        experts_note(found.missing_keys, found.unexpected_keys, Path(where))
+        or key_note(found.unexpected_keys, Path(where))
+        or key_note(found.mismatched_shapes, Path(where), "other_shapes")
+    ):
         way_out = note
     return CheckpointError(
         f"{where} does not fit {type(model).__name__}: {fits}, {', '.join(found.problems())}."

@@ -43,6 +43,7 @@ THE_WEIGHTS = {
     for name in ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
     for end in ("safetensors", "bin")
 }
+LARGEST_HEADER = 100e6  # bytes, as safetensors itself has it
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 
 BEGINNINGS = {start.encode("latin1"): what for start, what in TEXTS["beginnings"].items()}
@@ -261,6 +262,7 @@ def _read_pickles(path: Path) -> Checkpoint:
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
+    _refuse_cut(path)
     with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
         tree = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         notes = file.metadata() or {}
@@ -270,6 +272,20 @@ def _read_safetensors(path: Path) -> Checkpoint:
     ties = json.loads(notes[TIES]) if TIES in notes else alike
     tree |= {name: tree[kept] for name, kept in ties.items() if kept in tree and name not in tree}
     return Checkpoint(path, "safetensors", tree, [path])
+
+
+def _refuse_cut(path: Path) -> None:
+    """Refuse a file of safetensors that ends before what its header promises."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        needed = 8 + int.from_bytes(file.read(8), "little")
+        if needed > LARGEST_HEADER:
+            return  # none of safetensors'
+        if needed <= size:
+            tensors = {**json.loads(file.read(needed - 8)), "__metadata__": {}}.values()
+            needed += max((tensor.get("data_offsets", [0])[-1] for tensor in tensors), default=0)
+    if needed > size:
+        raise CheckpointError(f"{path}: {CUT_OFF}: {size:,} of {needed:,} bytes. {AGAIN}")
 
 
 def _last(key: str) -> str:
