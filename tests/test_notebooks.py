@@ -70,6 +70,28 @@ def test_the_hidden_solution_of_an_exercise_checks_itself(name):
             )
 
 
+def exercises(name):
+    """The words under each exercise's heading, and the code that a reader sees there."""
+    words = None
+    for cell in NOTEBOOKS[name].cells:
+        if cell.cell_type == "markdown":
+            *_, (title, words) = re.findall(r"(?ms)^(#+ [^\n]*|\A)\n?(.*?)(?=^#+ |\Z)", cell.source)
+            words = words.strip() if title.startswith("### Exercise") else None
+        elif words is not None and "hide-cell" not in tags(cell):
+            yield words, cell.source
+
+
+@every_notebook
+def test_the_task_of_an_exercise_is_a_paragraph_above_a_cell_that_is_not_cut_off(name):
+    for words, source in exercises(name):
+        assert re.match(r"[\w`\[]", words), source
+        if source.endswith("..."):
+            assert max(map(len, source.splitlines())) <= 88, source
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    assert "\n" not in (ast.get_docstring(node) or ""), source
+
+
 def test_nbval_compares_at_least_85_percent_of_the_outputs():
     ours = every = 0
     for name in NOTEBOOKS:
