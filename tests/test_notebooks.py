@@ -57,6 +57,15 @@ def test_outputs_are_short_and_hold_no_warning_and_no_machines_path(name):
 
 
 @every_notebook
+def test_what_is_folded_says_what_it_is(name):
+    for cell in code_cells(name):
+        if tags(cell) & {"hide-output", "hide-cell", "hide-input"}:
+            assert {"code_prompt_show", "code_prompt_hide"} <= set(
+                cell.metadata.get("mystnb", {})
+            ), cell.source
+
+
+@every_notebook
 def test_the_hidden_solution_of_an_exercise_checks_itself(name):
     title = None
     for cell, following in pairwise([*NOTEBOOKS[name].cells, new_markdown_cell()]):
