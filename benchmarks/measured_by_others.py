@@ -10,7 +10,8 @@ Stas Bekman and others, CC BY-SA 4.0; of the other sources, numbers and names al
 - `base`: the row of fewer GPUs that a speed-up is against. `mfu`: percent, as the source says.
 - `aside`: a sixth of each kind, those whose id has the lowest SHA-256. They were chosen before a
   formula was changed. The fits of links to speed-ups leave them out; the links of A100 and H100
-  were chosen by whole tables of all-reduces, with six of them, that of MI300X by its row.
+  were chosen by whole tables of all-reduces, with six of them, that of MI300X by its row. The
+  link "geforce" has none aside.
 - `left_out`: why the calculators cannot answer, or which better source the row contradicts.
 
 Run it, and it prints the errors by kind. The page book/are_the_numbers_right.md shows all rows.
@@ -31,7 +32,8 @@ CSV, PAGE = Path(__file__).with_suffix(".csv"), Path(__file__).parents[1] / "boo
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6, "us": 1e-6, "ms": 1e-3, "s": 1}
 CONTEXT, RESERVED = map(geometric_mean, (will_it_fit.CONTEXT, will_it_fit.RESERVED))
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
-LINKS = {"pcie3": "PCIe", "pcie4": "PCIe", "roce": "machines", "eth100": "machines"}
+LINKS = {"pcie3": "PCIe", "pcie4": "PCIe", "geforce": "PCIe"}
+LINKS |= dict.fromkeys(("roce", "eth100"), "machines")
 LINKS |= dict.fromkeys(("a100", "h100", "v100", "bridge"), "NVLink")
 NEEDED = {
     "memory": ("parameters", "precision", "rung"),
@@ -98,10 +100,14 @@ def preset(link: str) -> tuple[float, float]:
     return float(found[1]) * 1e-6, float(found[2]) * 1e9
 
 
+def family(row: dict) -> str:
+    """Of cards that have a share of the peak of their own."""
+    return re.match(r"RTX \d+|\w*", row["gpu"])[0]
+
+
 def reached(row: dict) -> float:
     """The share of the peak that the page has for a kind of model and a family of cards."""
-    family = row["gpu"].split()[0]
-    found = re.search(rf'text: {family} .*reached: "(.*?)", conv: "(.*?)"', PAGE.read_text())
+    found = re.search(rf'text: {family(row)} .*reached: "(.*?)", conv: "(.*?)"', PAGE.read_text())
     return float(found[1 if row["layers"] else 2]) / 100
 
 

@@ -4,11 +4,16 @@ Chapter 11 holds them against PyTorch's tensors in a step, site/test_will_it_fit
 page and what authors report of whole models.
 """
 
+from itertools import accumulate
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn import LinearCrossEntropyOptions
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from torchclinic.will_it_fit import memory_per_gpu, serving, speed_up, transformer
 from torchladder.launching import launch
@@ -111,6 +116,28 @@ def test_models_of_today_have_their_published_parameters(name):
     assert frozen.flops == pytest.approx(found.flops - products / 3)
 
 
+MIXTURES = {  # layers, hidden, heads, KV heads, MLP, head size, vocabulary, experts, chosen
+    # https://huggingface.co/Qwen/Qwen3-30B-A3B and arXiv:2505.09388: 30.5 billion, 3.3 active
+    "qwen3": (48, 2048, 32, 4, 768, 128, 151936, 128, 8, 30_532_122_624, 3.3e9),
+    # A. Q. Jiang et al., 2024, arXiv:2401.04088: 47 billion, 13 active
+    "llama": (32, 4096, 32, 8, 14336, 128, 32000, 8, 2, 46_702_792_704, 13e9),
+}
+
+
+@pytest.mark.parametrize("block", MIXTURES)
+def test_mixtures_of_experts_have_their_published_parameters_whole_and_active(block):
+    layers, hidden, heads, kv_heads, mlp, head, vocabulary, experts, chosen, *both = MIXTURES[block]
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp}
+    sizes |= {"head_size": head, "vocabulary": vocabulary, "sequence": 100, "tied": False}
+    found = transformer(**sizes, block=block, experts=experts, chosen=chosen)
+    assert found.parameters == both[0]
+    assert found.active == pytest.approx(both[1], rel=0.02)
+    one = transformer(**sizes, block=block)
+    assert (one.active, one.experts, one.share) == (one.parameters, 0, 1)
+    with pytest.raises(ValueError, match="chosen=9 of experts=8: at most all"):
+        transformer(**sizes, block=block, experts=8, chosen=9)
+
+
 class Norm(nn.LayerNorm):
     """What RMSNorm is on a GPU: it saves its input, which autocast has turned into float32."""
 
@@ -121,12 +148,18 @@ class Norm(nn.LayerNorm):
 class Block(nn.Module):
     """A layer of Llama or Qwen 3, with a matrix for each product, as their authors have it."""
 
-    def __init__(self, *, hidden, heads, kv_heads, mlp, head_size, block):
+    def __init__(self, *, hidden, heads, kv_heads, mlp, head_size, block, experts=1, chosen=1):
         super().__init__()
-        self.head, self.again = head_size, heads // kv_heads
+        self.head, self.again, self.chosen = head_size, heads // kv_heads, chosen
         wide, kv = heads * head_size, kv_heads * head_size
         sizes = {"q": (hidden, wide), "k": (hidden, kv), "v": (hidden, kv), "out": (wide, hidden)}
-        sizes |= {"gate": (hidden, mlp), "up": (hidden, mlp), "down": (mlp, hidden)}
+        for at in range(experts):
+            sizes |= {
+                f"gate{at}": (hidden, mlp),
+                f"up{at}": (hidden, mlp),
+                f"down{at}": (mlp, hidden),
+            }
+        sizes |= {"router": (hidden, experts)} if experts > 1 else {}
         self.of = nn.ModuleDict({n: nn.Linear(*io, bias=False) for n, io in sizes.items()})
         widths = [hidden, hidden, *([head_size] * 2 if block == "qwen3" else [])]
         self.norms = nn.ModuleList(Norm(width, bias=False) for width in widths)
@@ -144,12 +177,46 @@ class Block(nn.Module):
             y = (q @ k.mT).softmax(-1) @ v
         x = x + self.of["out"](y.transpose(1, 2).flatten(2))
         normed = self.norms[1](x)
-        return x + self.of["down"](F.silu(self.of["gate"](normed)) * self.of["up"](normed))
+        return x + (self.mixed(normed[0])[None] if "router" in self.of else self.mlp(normed, 0))
+
+    def mlp(self, x, at):
+        return self.of[f"down{at}"](F.silu(self.of[f"gate{at}"](x)) * self.of[f"up{at}"](x))
+
+    def mixed(self, x):
+        """As Qwen3 MoE has it: for each expert its tokens, whose outputs are weighted and added."""
+        weights, chosen = self.of["router"](x).float().softmax(-1).topk(self.chosen)
+        weights, result = weights.to(x.dtype), torch.zeros_like(x)
+        for at in range(self.of["router"].out_features):
+            rows, place = (chosen == at).nonzero(as_tuple=True)
+            found = self.mlp(x[rows], at) * weights[rows, place, None]
+            result = result.index_add(0, rows, found.to(x.dtype))
+        return result
 
 
 def rotated(x, angles):
     (a, b), (sin, cos) = x.float().chunk(2, dim=-1), angles
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).type_as(x)
+
+
+@pytest.mark.parametrize("block", ["llama", "qwen3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize(("experts", "chosen"), [(4, 1), (4, 3), (16, 8)])
+def test_a_layer_of_experts_saves_and_computes_what_the_formula_says(
+    block, precision, experts, chosen
+):
+    sizes = {"hidden": 128, "heads": 4, "kv_heads": 2, "mlp": 96, "head_size": 32, "block": block}
+    sizes |= {"experts": experts, "chosen": chosen}
+    numbers = sizes | {"sequence": 300, "vocabulary": 100, "precision": precision}
+    two, one = (transformer(layers=n, **numbers) for n in (2, 1))
+    found = saved(sizes, precision, True, sequence=300)
+    # What the router and the norms save for a token is small, and left out.
+    few = (experts * 4 + chosen * 40 + 8 * 8 + 4 * 4) * 300
+    assert 0 <= found - (two.activation_bytes - one.activation_bytes) <= few
+    if precision == "fp32":
+        net, x = Block(**sizes), torch.randn(1, 300, 128, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            net(x, torch.randn(2, 300, 1, 16), False).sum().backward()
+        assert counter.get_total_flops() == pytest.approx(two.flops - one.flops, rel=0.01)
 
 
 def saved(sizes, precision, fused, sequence=40):
@@ -194,6 +261,34 @@ def test_a_layer_of_today_saves_what_the_formula_says(block, precision, hidden, 
         assert saved(sizes, precision, fused) == said
 
 
+def test_a_loss_in_parts_never_holds_all_logits():
+    s, h, vocabulary = 512, 64, 6000
+    sizes = {"layers": 1, "hidden": h, "heads": 4, "sequence": s, "vocabulary": vocabulary}
+    whole, parts = (transformer(**sizes, loss=loss).activation_bytes for loss in ("whole", "parts"))
+    assert whole - parts == 12 * s * (vocabulary - h)
+    compact = LinearCrossEntropyOptions(acc_policy="compact")  # as on a GPU
+    for dtype in (torch.float32, torch.bfloat16):
+        assert 7 * s * h <= peak_of_loss(s, h, vocabulary, dtype, compact) <= 12 * s * h
+    reference = peak_of_loss(s, h, vocabulary, torch.float32, None)
+    assert reference == pytest.approx(12 * s * vocabulary, rel=0.1)
+
+
+def peak_of_loss(positions, hidden, vocabulary, dtype, options):
+    x = torch.randn(positions, hidden, dtype=dtype, requires_grad=True)
+    head = torch.randn(vocabulary, hidden, dtype=dtype)
+    targets = torch.randint(vocabulary, (positions,))
+    return peak_of(lambda: F.linear_cross_entropy(x, head, targets, options=options).backward())
+
+
+def peak_of(action):
+    """Bytes that the allocator of the CPU has given out at most."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        action()
+    found = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    found.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in found))
+
+
 # --- a rung -------------------------------------------------------------------------------------
 
 
@@ -201,6 +296,7 @@ def test_bytes_for_each_parameter():
     cases = {("sgd", "fp32"): 8, ("momentum", "fp32"): 12, ("adam", "fp32"): 16}
     cases |= {("adam", "bf16-mixed"): 18, ("adam", "fp16-mixed"): 18}
     cases |= {("adam", "bf16"): 8, ("adam", "bf16-master"): 16}
+    cases |= {("muon", "fp32"): 12, ("muon", "bf16-mixed"): 14}
     cases |= {("adam-8bit", "fp32"): 10, ("adam-8bit", "bf16-mixed"): 12, ("adam-8bit", "bf16"): 6}
     for (optimizer, precision), each in cases.items():
         memory = memory_per_gpu(1000, optimizer=optimizer, precision=precision, rung="cpu")
@@ -220,6 +316,41 @@ def test_adam_on_a_gpu_needs_a_copy_when_the_activations_are_gone():
 def test_gradients_and_activations_take_turns_at_the_least():
     memory = memory_per_gpu(1000, activation_bytes=100, batch=50)
     assert (memory.at_least, memory.total) == (4000 + 5000, 4000 + 4000 + 5000)
+    added_up = memory_per_gpu(1000, activation_bytes=100, batch=50, accumulation=2)
+    assert added_up.at_least == added_up.total == memory.total
+
+
+def counted(optimizers):
+    """Bytes of the state, and of the peak in the next step."""
+    state = [t for each in optimizers for of in each.state.values() for t in of.values()]
+    before = peak = sum(t.nbytes for t in state if isinstance(t, torch.Tensor) and t.dim())
+    for each in optimizers:
+        peak = max(peak, before + peak_of(each.step))
+    return before, peak
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "muon"])
+def test_what_sgds_weight_decay_and_muon_take(optimizer):
+    table = nn.Parameter(torch.randn(3000, 64))
+    parts = [nn.Parameter(torch.randn(300, 64)) for _ in range(10)]
+    for p in (table, *parts):
+        p.grad = torch.randn_like(p)
+    if optimizer == "muon":
+        made = [torch.optim.Muon(parts), torch.optim.AdamW([table], foreach=True)]
+    else:
+        how = {"momentum": 0.9 * (optimizer == "momentum"), "weight_decay": 1e-4}
+        made = [torch.optim.SGD([table, *parts], foreach=True, **how)]
+    for each in made:
+        each.step()
+    root, parameters = table.numel(), sum(p.numel() for p in (table, *parts))
+    options = {"optimizer": optimizer, "root": root, "weight_decay": True}
+    memory = memory_per_gpu(parameters, **options)
+    state, peak = counted(made)
+    assert memory.optimizer == state
+    assert memory.step == pytest.approx(peak - state, rel=0.02)
+    assert memory_per_gpu(parameters, rung="cpu", **options).step == 0  # one at a time
+    if optimizer != "muon":
+        assert memory_per_gpu(parameters, optimizer=optimizer).step == 0
 
 
 def test_the_first_gpu_of_dp_holds_more():
@@ -336,6 +467,13 @@ def test_the_speed_up_is_that_of_chapter_14():
     assert speed_up(2.0, 1e9, 2, 0, 1e9, overlap=0.5) == 2
     assert speed_up(0.5, 1e9, 2, 0, 1e9, overlap=0.5) == 2 * 0.5 / 1.25
     assert speed_up(0.5, 1e9, 2, 0, 1e9, rung="fsdp") == 2 * 0.5 / 2  # sends half as much again
+    # Three of four batches without an exchange; FSDP gathers and reduces for each.
+    assert speed_up(2.0, 1e9, 2, 0, 1e9, accumulation=4) == 2 * 8 / 9
+    assert speed_up(2.0, 1e9, 2, 0, 1e9, accumulation=4, overlap=0.25) == 2 * 8 / 8.5
+    fsdp = {"rung": "fsdp", "overlap": 0.1}
+    assert speed_up(2.0, 1e9, 2, 0, 1e9, accumulation=4, **fsdp) == speed_up(
+        2.0, 1e9, 2, 0, 1e9, **fsdp
+    )
     # Chapter 19: between two machines, an all-reduce of the gradients; within one, FSDP's three.
     options = {"gradients": 4e9, "machines": 2, "network": (0, 1e9)}
     found = speed_up(4.0, 3e9, 16, 0, 9e9, rung="hsdp", **options)
@@ -359,3 +497,20 @@ def test_each_token_reads_the_weights_once_and_the_cache_of_each_request(bits):
     assert found[:3] == (weights, cache, 3)
     assert found[3:] == pytest.approx((1 / (read + cache), 3 / (read + 3 * cache)))
     assert serving(model, tokens=100, memory=weights, bandwidth=1, bits=bits)[2:] == (0, 0, 0)
+
+
+def test_of_experts_a_token_reads_those_that_it_meets():
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "mlp": 176, "vocabulary": 1000, "sequence": 8}
+    model = transformer(**sizes, block="llama", experts=8, chosen=2)
+    weights, cache = 2 * model.parameters, 2 * model.cached
+
+    def answers(count):
+        memory = (weights + (count + 0.5) * cache) / 0.9
+        return serving(model, tokens=1, memory=memory, bandwidth=1)
+
+    assert answers(1).one == pytest.approx(1 / (2 * model.active + cache))
+    assert answers(99).all == pytest.approx(99 / (weights + 99 * cache))  # they meet all
+    draws = torch.rand(50_000, 2, 8).argsort(-1)[..., :2].flatten(1).sort(-1).values
+    met = (1 + (draws.diff(dim=1) > 0).sum(1)).double().mean() / 8
+    read = weights - 2 * model.experts * (1 - met)
+    assert answers(2).all == pytest.approx(2 / (read + 2 * cache).item(), rel=0.01)

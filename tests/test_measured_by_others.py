@@ -101,9 +101,28 @@ def test_the_page_explains_the_furthest_row_of_each_kind_and_links_to_every_row(
 
 def test_the_page_names_the_medians_that_rest_on_one_or_two_rows():
     rows = [row for row, *_ in measured_by_others.of("share of the peak") if not row["aside"]]
-    counts = Counter((row["gpu"].split()[0], bool(row["layers"])) for row in rows)
+    counts = Counter((measured_by_others.family(row), bool(row["layers"])) for row in rows)
     few = {key: count for key, count in counts.items() if count <= 2}
-    assert few == {("H100", False): 1, ("A100", False): 2, ("V100", True): 2}
+    geforce = {("RTX 3090", False): 1, ("RTX 3090", True): 1, ("RTX 4090", True): 1}
+    assert few == geforce | {("H100", False): 1, ("A100", False): 2, ("V100", True): 2}
+
+
+def test_what_the_calculator_calls_untested_is_in_no_row_of_memory():
+    rows = [row for row, *_ in measured_by_others.of("memory")]
+    assert {row["rung"] for row in rows} == {"gpu", "ddp", "fsdp"}
+    assert {row["optimizer"] for row in rows} == {"", "adam", "adam-loop", "adam-8bit"}
+    untested = r"GPT|Qwen|Mixtral|LoRA|parts"
+    assert not [
+        row["id"] for row in rows if re.search(untested, f"{row['model']} {row['measured']}")
+    ]
+
+
+def test_two_geforce_cards_are_slower_than_twice_and_four_were_slower_than_one():
+    found = measured_by_others.of("speed-up over PCIe")
+    times = {row["id"]: (said, got) for row, said, got in found if row["link"] == "geforce"}
+    assert len(times) == 6
+    assert times["lambda-4x3090-large"][1] < 1
+    assert all(got / 1.25 < said < 2.05 * got for said, got in times.values())
 
 
 def test_the_figure_has_a_dot_for_each_row():

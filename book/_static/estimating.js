@@ -2,7 +2,7 @@
 // The formulas of src/torchclinic/will_it_fit.py that the page needs, under its names; what they mean
 // is said there. A test compares both.
 const estimating = (() => {
-  const STATES = { sgd: 0, momentum: 1, adam: 2, "adam-8bit": 2 };
+  const STATES = { sgd: 0, momentum: 1, adam: 2, "adam-8bit": 2, muon: 1 };
   const precision = (parameter, gradient, state, master, cast, activation) =>
     ({ parameter, gradient, state, master, cast, activation });
   const PRECISIONS = {
@@ -15,65 +15,72 @@ const estimating = (() => {
 
   function memory_per_gpu(parameters, {
     rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0, batch = 1,
-    largest_block = parameters, root = 0, first = true, machines = 1, lora = null, frozen_bytes = 2,
+    largest_block = parameters, root = 0, machines = 1, lora = null, frozen_bytes = 2,
+    weight_decay = false, accumulation = 1,
   } = {}) {
     const size = PRECISIONS[precision];
     const sharded = rung === "fsdp" || rung === "hsdp";
     const shards = sharded ? gpus / machines : 1;
     const [trained, frozen] = lora === null ? [parameters, 0] : [lora, frozen_bytes * parameters];
-    const replica = rung === "dp" && gpus > 1 && !first;
     const each = optimizer === "adam-8bit" ? 1 : size.state;
-    const states = replica ? 0 : STATES[optimizer] * each + size.master;
-    const copy = optimizer === "adam" && !(replica || size.master);
+    const adam = optimizer === "muon" && lora === null ? root : 0;
+    const decayed = weight_decay && !optimizer.includes("adam");
+    const copied = optimizer === "muon" ? adam : optimizer === "adam" || decayed ? trained : 0;
     const gathered = root + Math.min(2 * largest_block, parameters - root);
-    const second_set = rung === "ddp" || (rung === "dp" && gpus > 1 && first) ? size.gradient * trained : 0;
-    const communication = sharded
-      ? gathered * ((trained * (size.cast + size.gradient) + frozen) / parameters) : second_set;
+    const gradients = (size.gradient * trained) / shards;
     const memory = {
       parameters: (size.parameter * trained + frozen) / shards,
-      gradients: (size.gradient * trained) / shards,
-      optimizer: (states * trained) / shards,
+      gradients,
+      optimizer: ((STATES[optimizer] * each + size.master) * trained + each * adam) / shards,
       activations: batch * activation_bytes,
       casts: size.cast < size.parameter && !sharded ? size.cast * trained : 0,
-      communication,
-      step: copy ? (size.parameter * trained) / shards : 0,
+      communication: sharded ? gathered * ((trained * (size.cast + size.gradient) + frozen) / parameters)
+        : rung === "ddp" ? gradients : 0,
+      step: size.master ? 0 : (size.parameter * copied) / shards,
+      accumulated: accumulation > 1 ? gradients : 0,
     };
-    const fixed = memory.parameters + memory.optimizer + communication;
-    const total = fixed + memory.gradients + Math.max(memory.activations + memory.casts, memory.step);
-    return { ...memory, total, at_least: fixed + Math.max(memory.activations, memory.gradients) };
+    const { activations, accumulated } = memory;
+    const fixed = memory.parameters + memory.optimizer + memory.communication;
+    const total = fixed + gradients + Math.max(activations + memory.casts, memory.step);
+    return { ...memory, total, at_least: fixed + Math.max(activations + accumulated, gradients) };
   }
 
   function transformer({
     layers, hidden: h, heads, sequence: s, vocabulary, block = "gpt", kv_heads = heads, mlp: m = 4 * h,
     head_size = h / heads, tied = true, precision = "fp32", fused_attention = true, checkpointing = false,
-    causal = false, frozen = false,
+    causal = false, frozen = false, loss = "whole", experts = 1, chosen = 1,
   }) {
     const { activation: size, parameter: stream } = PRECISIONS[precision];
     const [gpt, qwen, cast] = [block === "gpt", block === "qwen3", stream > size];
     const [wide, kv, table] = [heads * head_size, kv_heads * head_size, vocabulary * h];
     const vectors = (gpt ? wide + 2 * kv + m + 6 * h : 2 * h) + (qwen ? 2 * head_size : 0);
-    const one = 2 * h * (wide + kv) + (gpt ? 2 : 3) * h * m + vectors;
+    const [router, mlps] = [experts > 1 ? h * experts : 0, experts * (gpt ? 2 : 3) * h * m];
+    const one = 2 * h * (wide + kv) + mlps + router + vectors;
     const lookup = tied ? 0 : table;
     const root = table + lookup + (gpt ? s * h + 2 * h : h);
     const parameters = layers * one + root;
+    const share = chosen / experts;
+    const active = parameters - layers * mlps * (1 - share);
 
     const scores = gpt ? stream + size + 1 : size + (cast ? stream : 0);
     const keys = fused_attention ? kv : wide;
-    const outputs = gpt ? 2 * size + 2 : (cast ? 5 : 2) * size;
-    const position = size * (2 * wide + 2 * keys + (gpt ? 2 : 4) * m) + (2 * stream + outputs) * h +
+    const mixed = ((cast ? 4 : 2) + (cast ? 3 : 2) * chosen) * size + chosen * stream;
+    const outputs = gpt ? 2 * size + 2 : experts > 1 ? mixed : (cast ? 5 : 2) * size;
+    const position = size * (2 * wide + 2 * keys + (gpt ? 2 : 4) * m * chosen) + (2 * stream + outputs) * h +
       (qwen ? stream * (wide + kv) : 0);
     const layer = position * s + (fused_attention ? 0 : scores * heads * s * s);
-    const [ends, logits] = [(size + stream + gpt) * s * h, 12 * s * vocabulary];
+    const ends = (size + stream + gpt) * s * h;
+    const logits = 12 * s * (loss === "whole" ? vocabulary : Math.min(vocabulary, h));
     const activation_bytes = ends + (checkpointing
       ? layers * stream * s * h + Math.max(layer, logits) : layers * layer + logits);
 
     const products = (frozen ? 4 : 6) + (checkpointing ? 2 : 0);
     const pairs = (causal ? 6 : 12) * (checkpointing ? 4 / 3 : 1);
-    const flops = products * (parameters - lookup) * s + pairs * layers * wide * s * s;
+    const flops = products * (active - lookup) * s + pairs * layers * wide * s * s;
     const lora_attention = layers * (4 * h + 2 * (wide + kv));
-    const lora = lora_attention + layers * (gpt ? 2 : 3) * (h + m);
-    const found = { parameters, largest_block: one, root, activation_bytes, flops, lookup };
-    return { ...found, cached: 2 * layers * kv, lora, lora_attention };
+    const lora = lora_attention + layers * experts * (gpt ? 2 : 3) * (h + m);
+    const found = { parameters, largest_block: one, root, activation_bytes, flops, lookup, active, share };
+    return { ...found, cached: 2 * layers * kv, lora, lora_attention, experts: experts > 1 ? layers * mlps : 0 };
   }
 
   const on_the_gpu = (allocated) => [allocated + 2 ** 29, 1.4 * allocated + 2 ** 31];
@@ -85,6 +92,7 @@ const estimating = (() => {
 
   function speed_up(computing, nbytes, world_size, latency, bandwidth, {
     overlap = 0, scaling = "weak", rung = "ddp", machines = 1, network = [0, Infinity], gradients = nbytes,
+    accumulation = 1,
   } = {}) {
     const own = scaling === "weak" ? computing : computing / world_size;
     const hybrid = rung === "hsdp" && machines > 1;
@@ -93,14 +101,16 @@ const estimating = (() => {
     const ring = all_reduce_seconds(nbytes, hybrid ? Math.floor(world_size / machines) : world_size, ...link);
     const across = hybrid ? all_reduce_seconds(gradients, machines, ...network) : 0;
     const exchange = (rung === "ddp" ? 1 : 1.5) * ring + across;
-    return (world_size * own) / (own + Math.max(0, exchange - overlap * own));
+    const computed = own * (rung === "ddp" ? accumulation : 1);
+    return (world_size * computed) / (computed + Math.max(0, exchange - overlap * own));
   }
 
   function serving(model, { tokens, memory, bandwidth, bits = 16, cache_bytes = 2 }) {
     const weights = ((model.parameters - model.root) * bits) / 8 + 2 * model.root;
     const [cache, read] = [model.cached * cache_bytes * tokens, weights - 2 * model.lookup];
     const requests = Math.max(0, Math.floor((0.9 * memory - weights) / cache));
-    const rate = (n) => (requests ? (n * bandwidth) / (read + n * cache) : 0);
+    const unread = (n) => (model.experts * (1 - model.share) ** n * bits) / 8;
+    const rate = (n) => (requests ? (n * bandwidth) / (read - unread(n) + n * cache) : 0);
     return { weights, cache, requests, one: rate(1), all: rate(requests) };
   }
 

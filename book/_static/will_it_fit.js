@@ -4,14 +4,22 @@
 (() => {
   const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication", "step"];
   const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
-  const USUAL = ["kv_heads", "mlp", "head_size"]; // 0 is what a GPT has
+  const MIXED = ["experts", "chosen"];
+  const USUAL = ["kv_heads", "mlp", "head_size", ...MIXED]; // 0 is what a GPT has
   const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
-  const COLUMNS = { ddp: 3, fsdp: 4, hsdp: 5 }; // of the table of memory
+  const COLUMNS = { ddp: 1, fsdp: 2, hsdp: 3 }; // of the table of memory
   const MOST_GPUS = 4096;
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
-    checkpointing: { checkpointing: "on" }, one: { batch: "1" }, eight: { optimizer: "adam-8bit" },
-    lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
+    parts: { loss: "parts" }, checkpointing: { checkpointing: "on" }, one: { batch: "1" },
+    eight: { optimizer: "adam-8bit" }, lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
+    attention: { matrices: "lora_attention" },
+  };
+  // What no measurement has that the memory's formulas are held against
+  const UNTESTED = {
+    lora: "kind=transformer&train=lora", gpt: "kind=transformer&architecture=gpt",
+    qwen3: "kind=transformer&architecture=qwen3", parts: "kind=transformer&loss=parts",
+    sgd: "optimizer=sgd|momentum", muon: "optimizer=muon",
   };
 
   function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
@@ -58,6 +66,9 @@
   const text = (name) => fields.get(name)[0].value;
   const put = (name, value) => fields.get(name).forEach((field) => (field.value = value));
   const putAll = (pairs) => pairs.forEach((pair) => put(...pair));
+  /** Whether the fields are so: kind=transformer&architecture=llama|qwen3 */
+  const are = (wanted) => wanted.split("&").map((one) => one.split("="))
+    .every(([name, values]) => values.split("|").includes(text(name)));
   const limits = ({ dataset }) => [parse(dataset.from), parse(dataset.to)];
 
   /** What is wrong with a number, or an empty string. */
@@ -96,7 +107,8 @@
   function doubt(name) {
     const [sizes, params, heads] = [counted(), parse(text("params")), parse(text("heads"))];
     const says = (what, value) => phrase(what, { value: write(value, { count: true }) });
-    if (name === "block" && parse(text(name)) > params) return says("larger", params);
+    if (name === "block" && params > 0 && parse(text(name)) > params) return says("larger", params);
+    if (name === "chosen" && number(name) > number("experts")) return phrase("chosen");
     if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % heads) return phrase("heads");
     // No model is quite its formula.
     return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? says("sizes", sizes[name]) : "";
@@ -119,10 +131,7 @@
   }
 
   function showFields() {
-    for (const control of all("[data-if]")) {
-      const [name, value] = control.dataset.if.split("=");
-      control.hidden = value && text(name) !== value;
-    }
+    for (const control of all("[data-if]")) control.hidden = control.dataset.if && !are(control.dataset.if);
     for (const error of all("[data-error]")) {
       const field = error.parentElement.querySelector("[data-name]");
       const wrong = complaint(field);
@@ -147,9 +156,10 @@
     const [field] = fields.get(name);
     const moved = target.dataset.slider && scale(field)[0](target.value / target.max);
     put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
-    // A number changed by hand makes its preset "own". The link may be another one than the GPU's.
+    // A number changed by hand makes its preset "own". The link may be another one than the GPU's,
+    // and a model takes more or fewer tokens.
     for (const { dataset } of choices)
-      if (name in direct(dataset.name, text(dataset.name)) && !field.options) put(dataset.name, "own");
+      if (name in direct(dataset.name, text(dataset.name)) && !field.options && name !== "sequence") put(dataset.name, "own");
     const all_sets = target.value === "own" ? [...target.options].map(({ value }) => direct(name, value)) : [];
     for (const set of Object.keys(Object.assign({}, ...all_sets)))
       fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
@@ -171,7 +181,7 @@
     for (const select of choices)
       if (select.value !== initial.get(select.dataset.name))
         sets(select.dataset.name).forEach((pair) => usual.set(...pair));
-    const changed = [...usual].filter(([name, value]) => text(name) !== value);
+    const changed = [...usual].filter(([name, value]) => text(name) !== value || ["model", "gpu"].includes(name));
     const link = new URLSearchParams(changed.map(([name]) => [name, text(name)]));
     note(`#${link}`);
   }
@@ -201,7 +211,9 @@
   function transformer(precision, more = {}) {
     const given = [...SIZES, ...USUAL].map((name) => [name, number(name)]);
     const sizes = Object.fromEntries(given.filter(([name, value]) => value || SIZES.includes(name)));
-    const how = { fused_attention: text("attention") === "fused", checkpointing: text("checkpointing") === "on" };
+    if (are("architecture=gpt")) MIXED.forEach((name) => delete sizes[name]);
+    else sizes.chosen = Math.min(sizes.chosen, sizes.experts);
+    const how = { fused_attention: are("attention=fused"), checkpointing: are("checkpointing=on"), loss: text("loss") };
     const built = { block: text("architecture"), tied: text("tied") === "yes", frozen: text("train") === "lora" };
     return estimating.transformer({ ...sizes, precision, ...how, ...built, ...more });
   }
@@ -215,10 +227,10 @@
 
   /** For LoRA, the numbers in the adapters, and the bytes of each other weight. */
   function adapters() {
-    if (text("kind") !== "transformer" || text("train") !== "lora") return {};
+    if (!are("kind=transformer&train=lora")) return {};
     const { parameters, root, [text("matrices")]: ranks } = transformer("bf16");
-    // PEFT casts the tables of a model in 4 bits to float32; bitsandbytes' scales are half a bit each.
-    const [weight, row] = text("bits") === "4" ? [4.5 / 8, 4] : [2, 2];
+    // PEFT casts the tables of a model in 4 or 8 bits to float32; scales in 4 bits are half a bit each.
+    const [weight, row] = { 4: [4.5 / 8, 4], 8: [1, 4], 16: [2, 2] }[text("bits")];
     const table = root / parameters;
     return { lora: number("rank") * ranks, frozen_bytes: weight * (1 - table) + row * table };
   }
@@ -227,12 +239,13 @@
   function memories() {
     const [precision, parameters, largest_block] = [text("precision"), number("params"), number("block")];
     const how = { precision, largest_block, optimizer: text("optimizer"), batch: number("batch") };
-    const options = { ...oneSample(precision), ...how, lora: null, ...adapters() };
+    const step = { weight_decay: are("decay=yes"), accumulation: number("accumulation") };
+    const options = { ...oneSample(precision), ...how, ...step, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
     const { activation_bytes } = oneSample(precision.replace("-mixed", ""));
     return (gpus) => [
-      {}, { rung: "dp", gpus }, { rung: "dp", gpus, first: false }, { rung: "ddp", gpus },
-      { rung: "fsdp", gpus, activation_bytes }, { rung: "hsdp", gpus, activation_bytes, machines: machines(gpus) },
+      {}, { rung: "ddp", gpus }, { rung: "fsdp", gpus, activation_bytes },
+      { rung: "hsdp", gpus, activation_bytes, machines: machines(gpus) },
     ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
@@ -244,35 +257,70 @@
 
   /** The answer: the first way that fits, else that may fit, else what is missing on all GPUs. */
   function answer(on, gpus, have) {
-    const [single, , , , fsdp] = on(gpus);
+    const [single, , fsdp] = on(gpus);
     const ways = [["one", single], ["fsdp", fsdp]].slice(0, gpus > 1 ? 2 : 1);
     const found = (kind) => ways.find(([, memory]) => verdict(memory, have) === kind);
     const [name, memory] = found("fits") ?? found("close") ?? ways.at(-1);
     const kind = verdict(memory, have);
     const gaps = { rung: phrase(name, { gpus }), have: inBytes(have), ...amounts(memory) };
+    const sentence = phrase(kind, gaps);
+    if (kind === "fits") return [kind, sentence, untested(gpus)];
     let enough = gpus;
-    while (enough <= MOST_GPUS && verdict(on(enough)[4], have) !== "fits") enough += 1;
+    while (enough <= MOST_GPUS && verdict(on(enough)[COLUMNS.fsdp], have) !== "fits") enough += 1;
     const more = phrase(enough > MOST_GPUS ? "never" : "enough", { ...gaps, most: MOST_GPUS, gpus: enough });
-    return [kind, phrase(kind, gaps), ...(kind === "fits" ? [] : [more, cures(gpus, have, kind)])];
+    return [kind, sentence, ...cures(gpus, have, kind), more, phrase("host"), untested(gpus)];
   }
 
-  /** With which one change it would fit on these GPUs, by one or by FSDP, or might where now it does not. */
+  /** What of the settings was not measured with. */
+  function untested(gpus) {
+    const names = Object.keys(UNTESTED).filter((name) => are(UNTESTED[name]));
+    if (are("kind=transformer&architecture=llama|qwen3") && number("experts") > 1) names.push("experts");
+    if (machines(gpus) > 1) names.push("hsdp");
+    const words = new Intl.ListFormat("en", { type: "disjunction" }).format(names.map((name) => phrase(`untested-${name}`)));
+    return words && phrase("untested", { what: words });
+  }
+
+  /** The fewest changes with which it would fit on these GPUs, by one or by FSDP, or might where now it does not. */
   function cures(gpus, have, now) {
     const wanted = now === "not" ? ["fits", "close"] : ["fits"];
-    const found = Object.keys(CURES).filter((name) => {
-      const before = Object.keys(CURES[name]).map((field) => [field, text(field)]);
-      putAll(Object.entries(CURES[name]));
-      try {
-        const { 0: single, 4: fsdp } = memories()(gpus);
-        return [single, fsdp].some((memory) => wanted.includes(verdict(memory, have)));
-      } catch (error) {
-        if (!(error instanceof Wrong)) throw error;
-        return false; // a field that is hidden now is wrong
-      } finally {
-        putAll(before);
-      }
+    const changes = (names) => Object.assign({}, ...names.map((name) => CURES[name]));
+    const words = (names) => names.map((name) => phrase(`cure-${name}`)).join(phrase("cures-and"));
+    const helps = (names) => tried(changes(names), () => {
+      const { 0: single, [COLUMNS.fsdp]: fsdp } = memories()(gpus);
+      return [single, fsdp].some((memory) => wanted.includes(verdict(memory, have)));
     });
-    return found.length ? phrase(`cures-${now}`, { cures: found.map((name) => phrase(`cure-${name}`)).join(", or with ") }) : "";
+    let sets = [[]];
+    for (let size = 1; size <= 4; size += 1) {
+      sets = sets.flatMap((set) => Object.keys(CURES).filter((name) => !(name <= set.at(-1))).map((name) => [...set, name]));
+      const found = sets.filter(helps).slice(0, 4);
+      if (found.length) return [phrase(`cures-${now}`), ...found.map((names) => cure(words(names), changes(names))), make("br")];
+    }
+    return [];
+  }
+
+  /** A button that makes the changes. */
+  function cure(words, changes) {
+    const button = make("button", { class: "cure", type: "button" }, words);
+    button.addEventListener("click", () => {
+      putAll(Object.entries(changes));
+      update();
+      writeLink();
+    });
+    return button;
+  }
+
+  /** What an action finds while fields are changed; false if one is wrong that is hidden now. */
+  function tried(changes, action) {
+    const before = Object.keys(changes).map((field) => [field, text(field)]);
+    putAll(Object.entries(changes));
+    try {
+      return action();
+    } catch (error) {
+      if (!(error instanceof Wrong)) throw error;
+      return false;
+    } finally {
+      putAll(before);
+    }
   }
 
   function amounts({ total, at_least }) {
@@ -307,7 +355,7 @@
 
   function showMemory(table, says, figure) {
     const more = one(".memory-more");
-    more.textContent = "";
+    more.replaceChildren();
     const [have, gpus, on] = [number("memory") * 1e9, number("gpus"), memories()];
     const columns = on(gpus);
     const [name, size] = unit(Math.min(...columns.map((memory) => memory.total)));
@@ -322,8 +370,9 @@
     });
     const [kind, sentence, ...others] = answer(on, gpus, have);
     [says.dataset.verdict, says.textContent] = [kind, sentence];
-    more.textContent = others.join(" ");
-    drawBars(figure, gpus > 1 ? columns : columns.slice(0, 1), table, have); // without others, no rung of many
+    more.append(...others.flatMap((part) => [part, " "]));
+    // Without others there is no rung of many; on one machine, HSDP is FSDP.
+    drawBars(figure, columns.slice(0, gpus === 1 ? 1 : machines(gpus) === 1 ? COLUMNS.hsdp : undefined), table, have);
   }
 
   // --- will two be faster? ---
@@ -361,14 +410,15 @@
     const bytes = (rung) => (rung === "ddp" ? gradients : (2 * weights + gradients) / 3);
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
     const network = [number("far_latency") / 1e6, number("far_bandwidth") * 1e9];
-    const options = { overlap: number("overlap"), scaling: text("scaling"), network, gradients };
-    const gain = (n, rung) =>
-      estimating.speed_up(seconds, bytes(rung), n, ...link, { ...options, rung, machines: machines(n) });
+    const accumulation = number("accumulation");
+    const options = { overlap: number("overlap"), scaling: text("scaling"), network, gradients, accumulation };
+    const gain = (n, rung, more) =>
+      estimating.speed_up(seconds, bytes(rung), n, ...link, { ...options, rung, machines: machines(n), ...more });
     const kind = (n, rung) => verdict(on(n)[COLUMNS[rung]], have);
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
       percent: fixed((100 * gain(n, rung)) / n), one: phrase(verdict(on(n)[0], have) === "not" ? "one-not" : "one-fits"),
-      ms: inMs((1e3 * seconds * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
+      ms: inMs((1e3 * seconds * accumulation * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
     });
     const counts = [...new Set([2, 4, 8, 16, 32, 64, Math.max(2, gpus)])].sort((a, b) => a - b);
     table.tBodies[0].replaceChildren(...counts.map((n) => {
@@ -392,8 +442,12 @@
     says.dataset.verdict = faster ? kind(chosen, lead) : "not";
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
     const told = lead && { ...gaps(chosen, lead), ...rates(chosen, gain(chosen, lead), seconds) };
-    one(".speed-sent p").textContent = phrase("alone", { ms: inMs(1e3 * seconds), ...sent }) +
+    const below = one(".speed-sent p");
+    below.textContent = phrase("alone", { ms: inMs(1e3 * seconds * accumulation), ...sent }) +
       (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "");
+    const eased = gain(chosen, "ddp", { accumulation: 8 });
+    if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
+      below.append(" ", cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));
     drawCurve(figure, [1, ...counts], gain);
   }
 
@@ -402,6 +456,7 @@
   function showServing(table, says) {
     if (text("kind") !== "transformer") throw new Wrong(phrase("only-transformers"));
     const options = { memory: number("memory") * 1e9, bandwidth: number("reads") * 1e9, tokens: number("context") };
+    options.cache_bytes = number("cache_bits") / 8;
     const answers = [16, 8, 4].map((bits, row) => {
       const found = estimating.serving(transformer("bf16"), { ...options, bits });
       const { weights, requests, one, all } = found;

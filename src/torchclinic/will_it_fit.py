@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp", "hsdp")
 #: Numbers that the optimizer keeps for each parameter; "adam-8bit" keeps them in a byte each.
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adam-8bit": 2}
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adam-8bit": 2, "muon": 1}
 BLOCKS = ("gpt", "llama", "qwen3")
+LOSSES = ("whole", "parts")
 
 
 class Precision(NamedTuple):
@@ -57,6 +58,7 @@ class Memory:
     casts: float = 0.0
     communication: float = 0.0
     step: float = 0.0
+    accumulated: float = 0.0  # of the gradients, what is there when a backward pass begins
 
     @property
     def total(self) -> float:
@@ -74,10 +76,11 @@ class Memory:
 
         So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
         the first layers have the activations and the last ones the parameters, it is `total`.
-        Casts are left out: checkpointing drops them when the forward pass ends.
+        Casts are left out: checkpointing drops them when the forward pass ends. Gradients that
+        add up over several batches take turns with nothing.
         """
         fixed = self.parameters + self.optimizer + self.communication
-        return fixed + max(self.activations, self.gradients)
+        return fixed + max(self.activations + self.accumulated, self.gradients)
 
 
 def memory_per_gpu(
@@ -95,6 +98,8 @@ def memory_per_gpu(
     machines: int = 1,
     lora: float | None = None,
     frozen_bytes: float = 2,
+    weight_decay: bool = False,
+    accumulation: int = 1,
 ) -> Memory:
     """Bytes that training needs on one GPU.
 
@@ -105,7 +110,8 @@ def memory_per_gpu(
     rung : {"cpu", "gpu", "dp", "ddp", "fsdp", "hsdp"}
     precision : {"fp32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-master"}
         See `PRECISIONS`. For FSDP, "mixed" is its ``MixedPrecisionPolicy``, not autocast.
-    optimizer : {"sgd", "momentum", "adam", "adam-8bit"}
+    optimizer : {"sgd", "momentum", "adam", "adam-8bit", "muon"}
+        "muon": ``torch.optim.Muon`` for the blocks, and Adam for the `root`.
     activation_bytes : float
         What one sample needs in this precision where the backward pass begins: mostly what is
         saved for it.
@@ -124,6 +130,10 @@ def memory_per_gpu(
         Train only adapters, with so many numbers in all (see `Transformer`).
     frozen_bytes : float
         LoRA: of each frozen weight, on average. It has no gradient and no state.
+    weight_decay : bool
+        SGD: with ``weight_decay=``. AdamW's and Muon's needs nothing.
+    accumulation : int
+        Batches whose gradients add up before a step.
 
     Notes
     -----
@@ -137,8 +147,10 @@ def memory_per_gpu(
 
     On a GPU, Adam updates all parameters at once (``foreach``) and needs as much as they take for
     a moment: `step`, under FSDP as much as its shards. With ``fused=True`` it does not. For
-    "bf16-master", a fused optimizer is assumed. "adam-8bit" is bitsandbytes' or torchao's Adam,
-    which updates one parameter at a time; the scales of its blocks (0.03 bytes) are left out.
+    "bf16-master", a fused optimizer is assumed. SGD adds weight decay to a copy of all gradients.
+    Muon updates one matrix at a time, and what it needs for that is left out. "adam-8bit" is
+    bitsandbytes' or torchao's Adam, which updates one parameter at a time; the scales of its blocks
+    (0.03 bytes) are left out.
 
     Examples
     --------
@@ -163,9 +175,12 @@ def memory_per_gpu(
     frozen = 0 if lora is None else frozen_bytes * parameters
     replica = rung == "dp" and gpus > 1 and not first  # it has no optimizer and sums nothing
     each = 1 if optimizer == "adam-8bit" else size.state
-    states = 0 if replica else STATES[optimizer] * each + size.master
+    adam = root if optimizer == "muon" and lora is None else 0  # Muon takes matrices of blocks only
+    states = 0 if replica else (STATES[optimizer] * each + size.master) * trained + each * adam
     cast = size.cast < size.parameter and not sharded  # FSDP gathers what is cast
-    copy = optimizer == "adam" and not (replica or size.master or rung == "cpu")
+    copies = trained if optimizer == "adam" or (weight_decay and "adam" not in optimizer) else 0
+    copied = adam if optimizer == "muon" else copies
+    gradients = size.gradient * trained / shards
     communication = 0.0
     if sharded:
         two = parameters if largest_block is None else 2 * largest_block
@@ -175,12 +190,13 @@ def memory_per_gpu(
         communication = float(size.gradient * trained)
     return Memory(
         parameters=(size.parameter * trained + frozen) / shards,
-        gradients=size.gradient * trained / shards,
-        optimizer=states * trained / shards,
+        gradients=gradients,
+        optimizer=states / shards,
         activations=batch * activation_bytes,
         casts=float(size.cast * trained) if cast else 0.0,
         communication=communication,
-        step=size.parameter * trained / shards if copy else 0.0,
+        step=0.0 if replica or size.master or rung == "cpu" else size.parameter * copied / shards,
+        accumulated=gradients if accumulation > 1 else 0.0,
     )
 
 
@@ -189,7 +205,8 @@ class Transformer(NamedTuple):
 
     `lookup`: parameters of an input table that is not the output's. `cached`: numbers in the KV
     cache for each token. `lora` and `lora_attention`: numbers that adapters of rank 1 have, on all
-    matrices of the layers or on attention's four.
+    matrices of the layers or on attention's four. `active`: parameters that a token meets;
+    `experts`: those of all experts, of which it meets the part `share`.
     """
 
     parameters: float
@@ -201,6 +218,9 @@ class Transformer(NamedTuple):
     cached: float
     lora: float
     lora_attention: float
+    active: float
+    experts: float
+    share: float
 
 
 def transformer(
@@ -220,6 +240,9 @@ def transformer(
     checkpointing: bool = False,
     causal: bool = False,
     frozen: bool = False,
+    loss: str = "whole",
+    experts: int = 1,
+    chosen: int = 1,
 ) -> Transformer:
     """Parameters, saved activations and FLOPs of a GPT or of a newer transformer.
 
@@ -246,6 +269,12 @@ def transformer(
         count all when they report MFU.
     frozen : bool
         LoRA: no gradients of the weights, a third of the FLOPs that they cost.
+    loss : {"whole", "parts"}
+        "parts": never all logits at a time, as ``F.linear_cross_entropy`` with ``options=`` and
+        Liger's kernels do.
+    experts, chosen : int
+        A mixture of experts: gated MLPs in each layer, and how many of them a token meets. `mlp`
+        is the size of one.
 
     Notes
     -----
@@ -267,11 +296,18 @@ def transformer(
     ``F.cross_entropy`` saves in float32, and its gradient, twice. With checkpointing, all that is
     gone when the last layer is computed again; the larger of the two counts. What a layer's own
     backward pass and the two gradients of tied embeddings need for a moment is less, with a
-    vocabulary twice and a batch of positions as large as the hidden size.
+    vocabulary twice and a batch of positions as large as the hidden size. In parts, PyTorch holds
+    about as many logits at a time as the layer before has outputs, and the latter's gradient: at
+    most 12 bytes for each of these outputs.
+
+    With experts, each of the `chosen` saves its input, its output, that output weighted, and what
+    an MLP saves. Which expert gets a token does not matter, if none is dropped and no place is left
+    empty.
 
     FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
-    ``12 layers hidden sequence``. Looking up a row of a table of its own takes none. With
-    checkpointing, a third more: the output's matrix, too, though it is not computed again.
+    ``12 layers hidden sequence``. Of experts, those that a token meets. Looking up a row of a table
+    of its own takes none. With checkpointing, a third more: the output's matrix, too, though it is
+    not computed again.
 
     Examples
     --------
@@ -279,7 +315,9 @@ def transformer(
     >>> transformer(**gpt2).parameters
     124439808.0
     """
-    _check(precision=(precision, PRECISIONS), block=(block, BLOCKS))
+    _check(precision=(precision, PRECISIONS), block=(block, BLOCKS), loss=(loss, LOSSES))
+    if not 1 <= chosen <= experts or (experts > 1 and block == "gpt"):
+        raise ValueError(f"chosen={chosen} of experts={experts}: at most all, and gated MLPs.")
     size = PRECISIONS[precision].activation
     stream = PRECISIONS[precision].parameter  # what is passed from layer to layer
     gpt, cast = block == "gpt", stream > size
@@ -290,20 +328,27 @@ def transformer(
     vectors = wide + 2 * kv + m + 6 * h if gpt else 2 * h  # biases, norms
     if block == "qwen3":
         vectors += 2 * wide / heads
-    one = 2 * h * (wide + kv) + (2 if gpt else 3) * h * m + vectors  # attention, MLP
+    router, mlps = (h * experts if experts > 1 else 0), experts * (2 if gpt else 3) * h * m
+    one = 2 * h * (wide + kv) + mlps + router + vectors
     root = (table + s * h + 2 * h) if gpt else (table + h)
     lookup = 0 if tied else table
     parameters = layers * one + root + lookup
+    share = chosen / experts
+    active = parameters - layers * mlps * (1 - share)
 
     scores = stream + size + 1 if gpt else size + (stream if cast else 0)
     keys = kv if fused_attention else wide  # else they are repeated for each head
-    layer = size * (2 * wide + 2 * keys + (2 if gpt else 4) * m) + 2 * stream * h
-    layer += (2 * size + 2 if gpt else (5 if cast else 2) * size) * h  # outputs of norms; dropout
+    layer = size * (2 * wide + 2 * keys + (2 if gpt else 4) * m * chosen) + 2 * stream * h
+    # Outputs of norms; dropout. Each expert has its own input; its output is weighted, and added.
+    norms = 2 * size + 2 if gpt else (5 if cast else 2) * size
+    if experts > 1:
+        norms = ((4 if cast else 2) + (3 if cast else 2) * chosen) * size + chosen * stream
+    layer += norms * h
     if block == "qwen3":
         layer += stream * (wide + kv)
     layer = layer * s + (0 if fused_attention else scores * heads * s * s)
     ends = (size + stream + gpt) * s * h  # last norm; dropout
-    logits = 12 * s * vocabulary
+    logits = 12 * s * (vocabulary if loss == "whole" else min(vocabulary, h))
     if checkpointing:
         activations = layers * stream * s * h + ends + max(layer, logits)
     else:
@@ -311,11 +356,12 @@ def transformer(
 
     products = (4 if frozen else 6) + (2 if checkpointing else 0)
     pairs = (6 if causal else 12) * (4 / 3 if checkpointing else 1)
-    flops = products * (parameters - lookup) * s + pairs * layers * wide * s * s
+    flops = products * (active - lookup) * s + pairs * layers * wide * s * s
     adapters = layers * (4 * h + 2 * (wide + kv))
-    whole = adapters + layers * (2 if gpt else 3) * (h + m)
+    whole = adapters + layers * experts * (2 if gpt else 3) * (h + m)
     found = parameters, one, root + lookup, activations, flops, lookup
-    return Transformer(*map(float, (*found, 2 * layers * kv, whole, adapters)))
+    more = 2 * layers * kv, whole, adapters, active, layers * mlps if experts > 1 else 0, share
+    return Transformer(*map(float, (*found, *more)))
 
 
 def on_the_gpu(allocated: float) -> tuple[float, float]:
@@ -358,13 +404,15 @@ def speed_up(
     machines: int = 1,
     network: tuple[float, float] = (0.0, float("inf")),
     gradients: float | None = None,
+    accumulation: int = 1,
 ) -> float:
     """Throughput of `world_size` GPUs divided by that of one.
 
     Parameters
     ----------
     computing : float
-        Seconds that one GPU computes in a step; `overlap` is the share that can hide communication.
+        Seconds that one GPU computes for a batch; `overlap` is the share that can hide
+        communication.
     nbytes : float
         Of gradients. FSDP gathers the parameters twice and reduces and scatters the gradients
         once; an all-reduce is one of each, so FSDP sends 1.5 times as much (S. Rajbhandari et al.,
@@ -382,11 +430,16 @@ def speed_up(
         the network to add up their shards of `gradients`.
     gradients : float, optional
         Their bytes, for HSDP; `nbytes` by default.
+    accumulation : int
+        Batches before a step. DDP sends once, if all but the last are in ``no_sync``. FSDP and
+        HSDP gather for each, and as they are also reduce.
 
     Examples
     --------
     >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9), 2)
     5.91
+    >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9, accumulation=4), 2)
+    7.35
     >>> round(speed_up(0.1, 100e6, 8, 20e-6, 5e9, scaling="strong"), 2)
     2.09
     """
@@ -401,7 +454,9 @@ def speed_up(
     if hybrid:
         summed = nbytes if gradients is None else gradients
         exchange += all_reduce_seconds(summed, machines, *network)
-    return world_size * share / step_seconds(share, exchange, overlap)
+    batches = accumulation if rung == "ddp" else 1
+    step = (batches - 1) * share + step_seconds(share, exchange, overlap)
+    return world_size * batches * share / step
 
 
 def step_seconds(computing: float, exchange: float, overlap: float = 0.0) -> float:
@@ -449,7 +504,8 @@ def serving(
     Notes
     -----
     For each new token a GPU reads all weights, but of an input table one row, and the caches of
-    all requests. The time of computing, and of everything else, comes on top.
+    all requests; of experts, those that one of the requests' tokens meets. The time of computing,
+    and of everything else, comes on top.
 
     Examples
     --------
@@ -462,9 +518,13 @@ def serving(
     weights = (model.parameters - model.root) * bits / 8 + 2 * model.root
     cache = model.cached * cache_bytes * tokens
     requests = max(0, int((0.9 * memory - weights) // cache))
-    read = weights - 2 * model.lookup
-    one, each = (n * bandwidth / (read + n * cache) if requests else 0.0 for n in (1, requests))
-    return Serving(weights, cache, requests, one, each)
+
+    def rate(n: int) -> float:
+        unread = model.experts * (1 - model.share) ** n  # as if each token chose at random
+        read = weights - 2 * model.lookup - unread * bits / 8
+        return n * bandwidth / (read + n * cache) if requests else 0.0
+
+    return Serving(weights, cache, requests, rate(1), rate(requests))
 
 
 def _check(**chosen) -> None:

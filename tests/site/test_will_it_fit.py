@@ -16,6 +16,7 @@ from torchclinic import will_it_fit
 
 OPENED = "book/will_it_fit.html"
 PAGE = (ROOT / "book" / "will_it_fit.md").read_text(encoding="utf-8")
+FOUR_T4S = "model=gpt2-xl&gpu=t4&gpus=4"  # the case that the tests change
 PUBLISHED = json.loads(Path(__file__).with_name("estimates.json").read_text())
 
 
@@ -56,29 +57,33 @@ def calls():
     for precision, optimizer, batch in product(precisions, will_it_fit.STATES, (1, 99)):
         same = {"precision": precision, "optimizer": optimizer, "batch": batch}
         same |= {"activation_bytes": 33e6, "largest_block": 7e6, "root": 39e6}
-        for rung, gpus, lora in product(("dp", "ddp", "fsdp"), (1, 3), (None, 5e6)):
+        for rung, gpus, lora in product(("ddp", "fsdp"), (1, 3), (None, 5e6)):
             how = {"rung": rung, "gpus": gpus, "lora": lora, "frozen_bytes": 0.5}
+            how |= {"weight_decay": gpus > 1, "accumulation": gpus}
             yield "memory_per_gpu", [124e6], same | how
         yield "memory_per_gpu", [124e6], same | {"rung": "hsdp", "gpus": 6, "machines": 3}
-        yield "memory_per_gpu", [124e6], same | {"rung": "dp", "gpus": 3, "first": False}
         yield "memory_per_gpu", [41e6], same | {"rung": "fsdp", "gpus": 3}
         yield "memory_per_gpu", [124e6], same
     for precision, fused, again in product(precisions, (False, True), (False, True)):
         how = {"precision": precision, "fused_attention": fused, "checkpointing": again}
-        how |= {"causal": fused, "frozen": again}
+        how |= {"causal": fused, "frozen": again, "loss": will_it_fit.LOSSES[fused]}
         yield "transformer", [], gpt2 | how
         for block, tied in product(will_it_fit.BLOCKS, (False, True)):
             sizes = {"block": block, "tied": tied, "kv_heads": 4, "mlp": 2048, "head_size": 80}
             yield "transformer", [], gpt2 | how | sizes
+            if block != "gpt":
+                yield "transformer", [], gpt2 | how | sizes | {"experts": 8, "chosen": 3}
     yield "on_the_gpu", [9e9], {}
     for bits, memory in product((16, 4), (1e9, 80e9)):
-        model = will_it_fit.transformer(**gpt2, tied=False)._asdict()
         given = {"tokens": 999, "memory": memory, "bandwidth": 2e12, "bits": bits}
-        yield "serving", [model], given
+        for experts, cache_bytes in ((1, 2), (4, 1)):
+            how = {"block": "llama", "tied": False, "experts": experts}
+            model = will_it_fit.transformer(**gpt2, **how)._asdict()
+            yield "serving", [model], given | {"cache_bytes": cache_bytes}
     for ranks, overlap, scaling, rung in product(
         (1, 2, 8, 4096), (0, 0.67), ("weak", "strong"), ("ddp", "fsdp", "hsdp")
     ):
-        how = {"overlap": overlap, "scaling": scaling, "rung": rung}
+        how = {"overlap": overlap, "scaling": scaling, "rung": rung, "accumulation": ranks}
         yield "speed_up", [0.1, 1e8, ranks, 2e-5, 5e9], how
         if ranks > 1:
             how |= {"machines": 2, "network": [3e-5, 4e9], "gradients": 9e7}
@@ -91,14 +96,15 @@ def calls():
 @pytest.fixture
 def page(opened):
     follow(opened, "")
-    opened.evaluate("document.querySelectorAll('fieldset details').forEach(d => d.open = true)")
+    opened.evaluate("document.querySelectorAll('article details').forEach(d => d.open = true)")
     yield opened
     assert opened.errors == []
     assert [url for url in opened.asked if not url.startswith(("file:", "data:", "about:"))] == []
 
 
-def follow(page, link):
+def follow(page, link, case=f"{FOUR_T4S}&"):
     """Open the page by a link, in the same window."""
+    link = f"{case}{link}".rstrip("&")
     script = """link => new Promise(done => {
         if (location.hash.slice(1) == link) return done();
         addEventListener("hashchange", () => setTimeout(done), {once: true});
@@ -125,13 +131,14 @@ def test_the_script_answers_as_the_package_does(page):
 def test_the_tables_are_what_the_script_shows(page, site):
     still = BeautifulSoup((site / OPENED).read_bytes(), "html.parser")
     parts = ["memory-says", "memory-table", "speed-says", "speed-sent", "speed-table"]
+    follow(page, "", case="")
     for part in (f".{name}" for name in (*parts, "serving-says", "serving-table")):
         assert still.select_one(part).text.split() == page.locator(part).inner_text().split()
     cases = re.findall(r'.*data-settings="(.+?)".*?</span> \| (.*) \|', PAGE)
     for link, numbers in cases:
-        follow(page, link)
+        follow(page, link, case="")
         assert page.locator(".memory-table th").first.inner_text() == "in GB"
-        columns = [column(page, at) for at in (2, 5, 6)]
+        columns = [column(page, at) for at in (2, 3, 4)]
         chosen = page.locator(".speed-table .chosen td").all_inner_texts()
         shown = [each[-3] + {"no": " ✗", "maybe": " ?"}.get(each[-1], "") for each in columns]
         marks = [ms.lstrip("0123456789.,") for ms in chosen[1::2]]
@@ -151,27 +158,105 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     totals = []
     for gpus in (enough - 1, enough):
         follow(page, f"model=7b&gpu=rtx4090&gpus={gpus}")
-        totals.append(float(column(page, 6)[-3]))
+        totals.append(float(column(page, 4)[-3]))
     most = [will_it_fit.on_the_gpu(total * 1e9)[1] / 1e9 for total in totals]
     assert most[1] <= 25.4 < most[0]
     follow(page, "model=70b&batch=64")
     assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-more").inner_text()
 
 
-def test_what_does_not_fit_names_the_changes_with_which_it_may(page):
-    follow(page, "model=llama-8b&gpu=a100-40&gpus=1")
-    said = page.locator(".memory-more").inner_text()
-    assert said.endswith("Here it may fit with LoRA, or with QLoRA.")
-    follow(page, "model=llama-8b&gpu=a100-40&gpus=1&train=lora")
-    assert page.locator(".memory-says p").get_attribute("data-verdict") in ("fits", "close")
+def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(page):
+    cures, says = page.locator(".memory-more .cure"), page.locator(".memory-says p")
+    one = "model=llama-8b&gpu=a100-40&gpus=1"
+    follow(page, one)
+    assert "Here it may fit with " in page.locator(".memory-more").inner_text()
+    assert cures.all_inner_texts() == ["LoRA", "QLoRA"]
+    cures.first.click()
+    assert says.get_attribute("data-verdict") in ("fits", "close")
     assert page.locator("#fit-train").input_value() == "lora"
+    assert "train=lora" in page.url
     assert page.locator(".memory-figure .bar").count() == 1  # one GPU runs no rung of many
     follow(page, "model=7b&train=lora&gpu=rtx4090&gpus=1")  # may fit: with LoRA it is already
-    assert page.locator(".memory-more").inner_text().endswith(" It fits with QLoRA.")
-    follow(page, "model=llama-8b&gpu=a100-40&gpus=1&rank=abc")  # wrong, and hidden
-    assert page.locator(".memory-says p").inner_text().startswith("No: on one GPU")
-    assert "may fit" not in page.locator(".memory-more").inner_text()
+    assert "It fits with " in page.locator(".memory-more").inner_text()
+    assert cures.all_inner_texts() == ["QLoRA"]
+    follow(page, f"{one}&rank=abc")  # wrong, and hidden
+    assert says.inner_text().startswith("No: on one GPU")
+    assert cures.count() == 0
     assert page.locator("#fit-train").input_value() == "all"
+
+
+def test_a_loss_in_parts_is_a_cure_alone_or_with_another(page):
+    cures = page.locator(".memory-more .cure")
+    follow(page, "model=llama-8b&gpus=1&train=lora&bits=4")  # on a T4
+    assert "No: on one GPU, it needs 17.2 GB" in page.locator(".memory-says p").inner_text()
+    assert cures.all_inner_texts() == ["the loss in parts"]
+    follow(page, "model=llama-8b&gpus=1")  # of single changes, none is enough
+    assert cures.all_inner_texts() == ["the loss in parts and QLoRA"]
+    cures.first.click()
+    assert page.locator(".memory-says p").get_attribute("data-verdict") == "close"
+    assert page.locator("#fit-loss").input_value() == "parts"
+
+
+def test_what_no_measurement_has_is_said_beside_the_answer(page):
+    for link, what in {
+        "model=7b&gpu=a100-80": "",
+        "model=7b&gpu=a100-80&train=lora": "LoRA",
+        "model=qwen-4b&gpu=a100-80&loss=parts": "Qwen3 or the loss in parts",
+        "model=mixtral&gpu=a100-80": "experts",
+        "model=7b&gpu=a100-80&gpus=16": "HSDP",
+        "model=resnet50": "",
+        "model=resnet50&optimizer=momentum": "SGD",
+    }.items():
+        follow(page, link)
+        said = page.locator(".memory-more").inner_text()
+        assert said.partition("held against has ")[2] == (f"{what}." if what else ""), link
+
+
+def test_more_tokens_keep_the_model_and_a_mixtures_experts_are_counted(page):
+    for model in ("gpt2", "llama-8b"):
+        follow(page, f"model={model}")
+        page.locator("#fit-sequence").fill("2048")
+        assert page.locator("#fit-model").input_value() == model
+        link, shown = page.url.partition("#")[2], column(page, 2)
+        follow(page, "", case="")
+        follow(page, link, case="")
+        assert column(page, 2) == shown
+    follow(page, "model=mixtral")
+    assert page.locator("#fit-params").input_value() == "46.7B"
+    page.locator("#fit-experts").fill("4")
+    assert page.locator("#fit-model").input_value() == "own"
+    assert page.locator("#fit-params").input_value() == "24.2B"
+    page.locator("#fit-chosen").fill("5")
+    assert "not as many experts" in page.locator("[data-error=chosen]").inner_text()
+    page.locator("#fit-architecture").select_option("gpt")
+    assert not page.locator("#fit-experts").is_visible()
+    assert "–" not in column(page, 2)
+
+
+def test_batches_that_add_up_share_an_exchange_and_the_page_offers_it(page):
+    follow(page, "model=resnet50&optimizer=momentum&batch=16")
+    says, sent = page.locator(".speed-says p"), page.locator(".speed-sent")
+    before = float(re.search(r"are ([\d.]+) times", says.inner_text())[1])
+    offered = sent.locator(".cure")
+    gain = float(re.search(r"DDP ([\d.]+) times", offered.inner_text())[1])
+    offered.click()
+    assert page.locator("#two-accumulation").input_value() == "8"
+    assert float(re.search(r"are ([\d.]+) times", says.inner_text())[1]) == gain > 1.5 * before
+    assert sent.locator(".cure").count() == 0
+
+
+def test_sgds_weight_decay_and_an_8_bit_cache_count(page):
+    totals = []
+    for decay in ("no", "yes"):
+        follow(page, f"model=posts&optimizer=momentum&decay={decay}")
+        totals.append(float(column(page, 2)[-3]))
+    assert totals == [11.2, 12.8]  # a copy of 801 million gradients, when 16-bit copies are gone
+    for optimizer, visible in (("sgd", True), ("adam", False)):
+        follow(page, f"optimizer={optimizer}")
+        assert page.locator("#fit-decay").is_visible() == visible
+    for bits, cache in (("16", "1.1 GB"), ("8", "536.9 MB")):
+        follow(page, f"model=llama-8b&gpu=l40s&cache_bits={bits}")
+        assert cache in page.locator(".serving-says").inner_text()
 
 
 def test_what_fits_on_no_number_of_gpus_names_the_memory_that_would_do(page):
@@ -281,7 +366,7 @@ def test_a_screen_reader_is_told_the_answer_once_the_fields_are_at_rest(page):
 
 
 def test_a_slider_moves_by_the_keyboard_alone(page):
-    field, before = page.locator("#fit-gpus"), column(page, 6)
+    field, before = page.locator("#fit-gpus"), column(page, 4)
     field.focus()
     page.keyboard.press("Tab")
     for _ in range(20):
@@ -289,12 +374,12 @@ def test_a_slider_moves_by_the_keyboard_alone(page):
     slider = page.locator(":focus")
     assert slider.get_attribute("type") == "range"
     assert slider.get_attribute("aria-valuetext") == field.input_value() != "4"
-    assert column(page, 6) != before
+    assert column(page, 4) != before
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
 def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restores_it(page):
-    page.get_by_role("link", name="ResNet-50, mixed precision").click()
+    page.get_by_role("link", name=re.compile("ResNet-50.* two T4s")).click()
     page.wait_for_function("document.querySelector('#fit-model').value == 'resnet50'")
     assert page.locator("#fit-batch").input_value() == "64"
     follow(page, "")
@@ -322,13 +407,13 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     page.locator("#fit-gpus").fill("16")
     page.locator("#two-overlap").fill("0.25")
     page.locator("#two-scaling").select_option("strong")
-    link, shown = page.url.partition("#")[2], page.locator("article table").all_inner_texts()
+    link, shown = page.url.partition("#")[2], page.locator("article table").all_text_contents()
     assert dict(parse_qsl(link)) == {
-        "model": "7b", "gpus": "16", "overlap": "0.25", "scaling": "strong"
+        "model": "7b", "gpu": "t4", "gpus": "16", "overlap": "0.25", "scaling": "strong"
     }  # fmt: skip
     page.goto("about:blank")
     page.goto(f"{page.address}#{link}")
-    assert page.locator("article table").all_inner_texts() == shown
+    assert page.locator("article table").all_text_contents() == shown
     follow(page, "")
     assert page.locator("#fit-gpus").input_value() == "4"
 
