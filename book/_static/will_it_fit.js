@@ -12,7 +12,7 @@
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
     parts: { loss: "parts" }, checkpointing: { checkpointing: "on" }, one: { batch: "1" },
-    eight: { optimizer: "adam-8bit" }, lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
+    eight: { optimizer: "adam-8bit" }, half: { precision: "bf16" }, lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
     attention: { matrices: "lora_attention" },
   };
   // What no measurement has that the memory's formulas are held against

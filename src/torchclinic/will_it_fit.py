@@ -498,7 +498,7 @@ def serving(
     memory, bandwidth : float
         Bytes, of which a tenth stays free, and bytes a second.
     bits, cache_bytes : float
-        Of a weight in the layers, and of a number in the cache. Tables of embeddings keep 16 bits,
+        Of a weight in the layers, and of a number in the cache. Embedding tables keep 16 bits,
         as bitsandbytes, GPTQ and AWQ leave them; the scales of the others are left out.
 
     Notes

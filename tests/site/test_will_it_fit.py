@@ -178,7 +178,7 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     assert page.locator(".memory-figure .bar").count() == 1  # one GPU runs no rung of many
     follow(page, "model=7b&train=lora&gpu=rtx4090&gpus=1")  # may fit: with LoRA it is already
     assert "It fits with " in page.locator(".memory-more").inner_text()
-    assert cures.all_inner_texts() == ["QLoRA"]
+    assert cures.all_inner_texts() == ["all in bfloat16", "QLoRA"]
     follow(page, f"{one}&rank=abc")  # wrong, and hidden
     assert says.inner_text().startswith("No: on one GPU")
     assert cures.count() == 0
