@@ -1,4 +1,4 @@
-"""The ladder, *Download*, *For Kaggle*, *For Colab* under a chapter's title: no script.
+"""The ladder, *Download*, the rung's program, *For Kaggle*, *For Colab* under a chapter's title.
 
 Their markup is in chapter_buttons.html. The notebooks for Kaggle and Colab are written into the
 site, so that it offers them wherever it is served from. Both can fetch them from GitHub, if the
@@ -7,6 +7,7 @@ does not offer them.
 """
 
 import re
+import shutil
 from pathlib import Path
 
 from book._ext.controls import TEMPLATES
@@ -40,13 +41,17 @@ def add_buttons(app, page, template, context, doctree):
         file = f"hosted/{chapter}.ipynb"
         gaps |= {"notebook": pathto(file, resource=True), "more": pathto(MORE)}
         gaps |= {"published": published_path(app.config, file)}
-    template = TEMPLATES.get_template("chapter_buttons.html", globals={"notebook": None})
+    for rung in ladder(app.srcdir) if re.match(r"\d\d_", chapter) else ():
+        if rung["chapter"] == chapter:
+            gaps["program"] = pathto(f"rungs/{rung['program']}", resource=True)
+    missing = {"notebook": None, "program": None}
+    template = TEMPLATES.get_template("chapter_buttons.html", globals=missing)
     above = ladder_links(app, chapter, pathto) if re.match(r"\d\d_", chapter) else ""
     buttons = above + template.render(gaps, exercise=False)
     body = context["body"].replace("</h1>", f"</h1>{buttons}", 1)
     # Whoever wants to write an answer needs the notebook, and it is far up.
-    exercise = template.render(gaps, exercise=True) if hosted else ""
-    context["body"] = re.sub("<h3>Exercise .*?</h3>", lambda h3: h3[0] + exercise, body)
+    exercises = template.render(gaps, exercise=True) if hosted else ""
+    context["body"] = re.sub("<h2>Exercises<.*?</h2>", lambda h2: h2[0] + exercises, body)
 
 
 def published_path(config, file):
@@ -54,6 +59,13 @@ def published_path(config, file):
     repository = config.html_theme_options.get("repository_url", "").rstrip("/")
     found = re.match(r"https://github\.com/([^/]+/[^/]+)$", repository)
     return found and f"{found[1].removesuffix('.git')}/blob/{config.published_branch}/{file}"
+
+
+def copy_programs(app, exception):
+    if exception is None and app.builder.name == "html":
+        for rung in ladder(app.srcdir):
+            Path(app.outdir, "rungs").mkdir(exist_ok=True)
+            shutil.copy(Path(app.srcdir, "rungs", rung["program"]), Path(app.outdir, "rungs"))
 
 
 def write_notebooks(app, exception):
@@ -66,5 +78,6 @@ def write_notebooks(app, exception):
 def setup(app):
     app.add_config_value("published_branch", "gh-pages", "html", str)
     app.connect("html-page-context", add_buttons)
+    app.connect("build-finished", copy_programs)
     app.connect("build-finished", write_notebooks)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -72,18 +72,6 @@ def name_cells(app, doctree):
                 write(block, re.sub(r"^-{75}\n(\w+) +(?=Traceback)", r"\1  ", text, flags=re.M))
 
 
-def fold_answers(app, doctree):
-    """What a cell prints is folded where the text above it asks the reader to predict it."""
-    asked = False
-    for node in doctree.findall():
-        if isinstance(node, nodes.strong) and node.astext() == "Predict.":
-            asked = True
-        elif asked and getattr(node, "attributes", {}).get("nb_element") == "cell_code_output":
-            asked, cell = False, node.parent
-            cell["hide_mode"] = "all" if cell.get("hide_mode") else "output"
-            cell["prompt_show"], cell["prompt_hide"] = "Show the answer", "Hide the answer"
-
-
 def name_folds(app, page, template, context, doctree):
     """What stands on a fold is its name, rather than "Toggle hidden content" for all of them."""
     if doctree:
@@ -121,7 +109,7 @@ def of_docstring(hunk):
 def setup(app):
     app.add_lexer("ipython-error", TracebackLexer)
     app.add_lexer("udiff", LinesLexer)
-    for change in (name_cells, fold_answers, shorten_diffs):
+    for change in (name_cells, shorten_diffs):
         app.connect("doctree-read", change)
     for change in (name_folds, keep_options_whole):
         app.connect("html-page-context", change)

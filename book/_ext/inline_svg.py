@@ -39,6 +39,19 @@ class InlineSvg(SphinxPostTransform):
             image.parent.replace_self(nodes.raw("", html, format="html"))
 
 
+def add_captions(app, page, template, context, doctree):
+    """Below a figure, what it says to those who cannot see it; of a long text the start."""
+    figure = r'(?s)(<figure class="torchladder-figure[^>]* aria-label="([^"]*)">.*?)(?=</figure>)'
+    if doctree and page.startswith(("notebooks/", "book/")):
+        context["body"] = re.sub(figure, with_caption, context["body"])
+
+
+def with_caption(figure):
+    said = figure[2] if len(figure[2]) < 150 else re.split(r"(?<=[.:;]) (?=[A-Z])", figure[2])[0]
+    return f"{figure[1]}<figcaption>{said}</figcaption>"
+
+
 def setup(app):
     app.add_post_transform(InlineSvg)
+    app.connect("html-page-context", add_captions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

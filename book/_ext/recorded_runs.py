@@ -126,7 +126,8 @@ def link_runs(app, page, template, context, doctree):
     if links:
         line = f'<span class="as-run-on">As run on: {" · ".join(links)}</span>'
         # In one line with the minutes that a chapter takes, if it says them
-        body, said = re.subn(r"(?<=to read\.</em>)(?=</p>)", f" {line}", context["body"], count=1)
+        said = r"(to read\.</em>.*)(?=</p>)"
+        body, said = re.subn(said, lambda told: f"{told[0]} {line}", context["body"], count=1)
         context["body"] = body if said else body.replace("</h1>", f"</h1>\n<p>{line}</p>", 1)
     if found:
         context["metatags"] = context.get("metatags", "") + '<meta name="robots" content="noindex">'

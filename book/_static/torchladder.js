@@ -42,9 +42,10 @@ document.addEventListener("DOMContentLoaded", () => {
   // The theme's button that opens the pages under a page has no name; that page's own will do.
   for (const summary of document.querySelectorAll(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
-  // A long name breaks after a dot, an underscore, a bracket.
+  // A long name breaks after a dot, an underscore, a bracket, and before a word's capital.
   for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre"))
-    name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
+    name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z])(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
+  one(".search-button-field")?.removeAttribute("aria-label"); // it shows its keys, too
   // Its name says which theme is on, and is what its tooltip says.
   const theme = one(".theme-switch-button");
   const named = () => {
@@ -60,6 +61,27 @@ document.addEventListener("DOMContentLoaded", () => {
     if (form) form.append(close);
     else dialog.prepend(close);
   }
+});
+
+// Which exercises a reader has done is kept in this browser alone.
+document.addEventListener("DOMContentLoaded", () => {
+  const tally = one(".tasks")?.appendChild(make("span"));
+  const marks = all("section.exercise").map((exercise) => {
+    const key = `done ${DOCUMENTATION_OPTIONS.pagename}#${exercise.id}`;
+    const mark = Object.assign(make("input"), { type: "checkbox", checked: localStorage.getItem(key) !== null });
+    mark.addEventListener("change", () => {
+      if (mark.checked) localStorage.setItem(key, "yes");
+      else localStorage.removeItem(key);
+      add();
+    });
+    one("h3", exercise).after(make("label", "done", mark, " Done"));
+    return mark;
+  });
+  function add() {
+    const done = marks.filter((mark) => mark.checked).length;
+    if (tally) tally.textContent = done ? `, ${done} done` : "";
+  }
+  add();
 });
 
 // The menu shows the page that is read, also after Back, and when it opens as a drawer: the theme puts it

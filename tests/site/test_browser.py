@@ -101,6 +101,50 @@ def test_no_page_scrolls_sideways_and_code_is_large_enough_at_any_width(browser,
     page.close()
 
 
+CUT_OFF = """() => [...document.querySelectorAll('.exercise .cell_input pre')]
+    .filter((code) => code.checkVisibility() && code.scrollWidth > code.clientWidth)
+    .map((code) => code.textContent)"""
+
+
+def test_no_line_of_an_exercise_is_cut_off_on_a_desk_or_on_a_phone(browser, address, pages):
+    page = browser.new_page(reduced_motion="reduce")
+    chapters = [name for name in pages if pages[name].select_one(".exercise")]
+    assert len(chapters) > 15
+    for name in chapters:
+        page.goto(address + name)
+        for width in (DESKTOP, PHONE):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(CUT_OFF) == [], (name, width)
+    page.close()
+
+
+def test_an_exercise_that_is_done_stays_marked_and_is_counted(visit):
+    name = "notebooks/09_rung_4_distributed.html"
+    page = visit(name)
+    mark, told = page.get_by_label("Done").first, page.locator(".tasks")
+    mark.check()
+    for count in (", 1 done", ""):
+        page.reload()
+        assert mark.is_checked() == bool(count)
+        assert told.inner_text().strip() == f"5 predictions, 4 exercises{count}"
+        mark.uncheck()
+    assert not visit(name, java_script_enabled=False).get_by_label("Done").count()
+
+
+def test_the_typefaces_of_the_book_come_with_it_and_the_icons_are_those_that_pages_use(visit, site):
+    page = visit("index.html", without="**/book/*")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    page.goto(page.url.replace("index.html", "notebooks/09_rung_4_distributed.html"))
+    page.evaluate("document.fonts.ready")
+    fonts = {name for name in asked if ".woff2" in name}
+    ours = {"literata.woff2", "literata-italic.woff2", "jetbrains-mono.woff2", "icons.woff2"}
+    assert fonts <= ours
+    assert {"literata.woff2", "jetbrains-mono.woff2", "icons.woff2"} <= fonts
+    assert sum((site / "_static" / name).stat().st_size for name in ours) <= 60_000
+    assert page.evaluate("document.fonts.check('16px Book', 'A')")
+
+
 def test_a_term_is_defined_under_the_mouse_at_the_focus_and_at_a_first_tap(visit):
     page = visit("notebooks/10_inside_ddp.html", viewport=POCKET, has_touch=True)
     term, shown = page.locator("a[href$='glossary.html#rank']").first, page.locator(".definition")
@@ -142,7 +186,7 @@ def test_a_click_on_run_on_kaggle_shows_the_steps_and_gives_the_notebook(visit, 
     page = visit("notebooks/02_models_on_disk.html")
     steps = page.locator(".chapter-panel li")
     assert not steps.first.is_visible()
-    page.get_by_text("For Kaggle").last.click()  # an exercise's own button
+    page.get_by_text("For Kaggle").last.click()  # the button above the exercises
     assert [step.is_visible() for step in steps.all()] == [True] * 3
     with page.expect_download() as download:
         steps.first.get_by_role("link").click()

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 from bs4 import BeautifulSoup
+from docutils import nodes
 from running import parsed, sphinx
 
-from book._ext import chapter_buttons
+from book._ext import chapter_buttons, tasks
 from torchladder.showing import Svg
 
 
@@ -57,3 +58,22 @@ def test_kaggle_and_colab_fetch_from_github_and_from_nowhere_else(repository, ad
     }
     assert {link for link in links if "someone" in link} == (fetching if address else set())
     assert ("https://colab.research.google.com" in links) == (not address)  # where to upload it
+
+
+def cell(output):
+    return nodes.container(
+        "", nodes.container("", output, nb_element="cell_code_output"), nb_element="cell_code"
+    )
+
+
+def said(text):
+    return nodes.paragraph("", text)
+
+
+def test_the_paragraph_below_an_answer_is_folded_with_it_unless_it_introduces_the_next_cell():
+    figure, listed, more = cell(said("drawn")), nodes.bullet_list(), said("More.")
+    assert tasks.said_below([said("None."), more])[0].astext() == "None."
+    assert len(tasks.said_below([said("None."), more])) == 1
+    assert len(tasks.said_below([figure, said("Two:"), listed, more])) == 3
+    assert tasks.said_below([said("The next shows:"), figure]) == []
+    assert tasks.said_below([figure, nodes.section(), more]) == [figure]

@@ -77,6 +77,31 @@ def test_diffs_name_their_files_cells_are_coloured_and_answers_folded(pages):
     assert page.select("details.hide .cell_output")
 
 
+def test_a_prediction_ends_with_its_answer_folded_and_a_chapters_head_counts_it(pages):
+    for name, page in pages.items():
+        asked = [strong for strong in page.select("article strong") if strong.text == "Predict."]
+        predictions, exercises = page.select(".prediction"), page.select("section.exercise")
+        assert [box.select_one("p > strong") for box in predictions] == asked, name
+        for box in predictions:
+            fold = box.select("details.below-input")[0]
+            assert fold.select_one(".cell_output, figure")
+            assert fold.summary.text.split() == ["Show", "the", "answer", "Hide", "the", "answer"]
+            assert not fold.find_next_sibling()
+        titles = [h3.text for h3 in page.select("article h3") if h3.text.startswith("Exercise ")]
+        assert [exercise.h3.text for exercise in exercises] == titles
+        if exercises and "to read." in page.select_one("article").text:
+            told = page.select_one(".tasks").text
+            assert re.findall(r"\d+", told) == [str(len(n)) for n in (predictions, exercises) if n]
+
+
+def test_a_figure_has_its_alternative_text_below_it(pages):
+    figures = pages["notebooks/15_resume.html"].select("figure.torchladder-figure")
+    assert len(figures) > 3
+    for figure in figures:
+        assert figure["aria-label"].startswith(figure.figcaption.text)
+        assert len(figure.figcaption.text) < 300
+
+
 def test_contents_of_the_clinic_are_its_headings_and_links_to_terms_say_what_they_mean(pages):
     page = pages["notebooks/errors_ranks.html"]
     links = [a.text.strip() for a in page.select(".bd-sidebar-secondary a.nav-link")]
