@@ -2,18 +2,18 @@
 
 The directive ``rungs`` is the ladder of ``rungs/ladder.toml``: what each rung needs for one model,
 and its program with the lines marked that it adds; radio buttons choose, without a script. Its
-markup is in landing.html. ``chapters`` is the README's table of chapters and questions,
-``routes`` a few chapters in an order, with their hours; the role ``count`` counts the chapters or
-the errors.
+markup is in landing.html. ``stairs`` draws the same numbers as stairs. ``chapters`` is the README's
+table of chapters and questions, by part, with minutes, and routes that leave some of its rows; the
+role ``count`` counts the chapters or the errors.
 """
 
 import difflib
-import math
 import re
 import textwrap
 import tomllib
 from pathlib import Path
 
+import yaml
 from docutils import nodes
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -29,14 +29,15 @@ from torchladder.showing import COLORS
 # What the page calculates with: GPT-2 XL, and A100s with 40 GB as the calculators have them.
 MODEL = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024, "vocabulary": 50257}
 BATCH = 16
+GPUS = 8  # in a machine
 GPU, CPU = 0.58 * 312e12, 1e12  # FLOP/s
-NVLINK, NETWORK = (6e-6, 200e9), (30e-6, 12.5e9)  # seconds per message, bytes per second
+NVLINK, NETWORK = (6e-6, 200e9), (30e-6, 200e9)  # seconds per message, bytes per second
 SENT = {"dp": 8, "ddp": 4, "fsdp": 8 / 3, "hsdp": 8 / 3}  # bytes of a parameter; FSDP three times
 
 
 def needs(name: str) -> tuple[float, float]:
     """Bytes of memory on a GPU, and seconds for `BATCH` sequences, of a rung in the ladder."""
-    gpus = 1 if name in ("cpu", "gpu") else 2
+    gpus = 1 if name in ("cpu", "gpu") else GPUS
     sharded = name in ("fsdp", "hsdp")
     cast = "bf16" if sharded else "bf16-mixed"  # FSDP casts also what autocast does not
     model = will_it_fit.transformer(**MODEL, precision=cast, checkpointing=True)
@@ -80,17 +81,21 @@ def from_the_data_to_the_step(program: str) -> list[str]:
 
 class Rungs(SphinxDirective):
     def run(self):
+        pairs = self.pairs()
+        parts = [rendered("landing.html", rungs=[row(*pair) for pair in pairs])]
+        for pair in pairs:
+            parts += self.panel(*pair)
+        return [*parts, raw("</fieldset>")]
+
+    def pairs(self):
+        """Each rung, its program's text in it, and the rung below, that of the first is itself."""
         rungs = ladder(self.env.app.srcdir)
         self.env.note_dependency(str(Path(self.env.app.srcdir, "rungs/ladder.toml")))
         for rung in rungs:
             file = Path(self.env.app.srcdir, "rungs", rung["program"])
             self.env.note_dependency(str(file))
             rung["text"] = file.read_text(encoding="utf-8")
-        pairs = list(zip(rungs, [rungs[0], *rungs], strict=False))
-        parts = [rendered("landing.html", rungs=[row(*pair) for pair in pairs])]
-        for pair in pairs:
-            parts += self.panel(*pair)
-        return [*parts, raw("</fieldset>")]
+        return list(zip(rungs, [*rungs[:1], *rungs], strict=False))
 
     def panel(self, rung, below):
         says = f"[](/notebooks/{rung['chapter']}.ipynb). {rung['says']}"
@@ -111,41 +116,70 @@ def row(rung, below):
     nbytes, seconds = needs(rung["name"])
     _title, *lines = rung["text"].splitlines()
     added = sum(line[0] == "+" for line in new_lines(below["text"].splitlines()[1:], lines))
-    numbers = {"lines": f"+{added}" if added else len(lines) + 1, "gigabytes": round(nbytes / 1e9)}
-    return rung | numbers | {"seconds": seconds, "share": math.log10(seconds / 0.2) / 3}
+    time = f"{seconds:.0f} s" if seconds > 9 else f"{seconds:.2g} s"
+    numbers = {"added": f"+{added}" if added else len(lines) + 1, "gigabytes": round(nbytes / 1e9)}
+    # One process for all GPUs: a cost that no formula has.
+    return rung | numbers | {"time": "≥" * (rung["name"] == "dp") + time}
 
 
-class Chapters(SphinxDirective):
-    def run(self):
-        readme = Path(self.env.app.srcdir, "README.md")
-        self.env.note_dependency(str(readme))
-        rows = re.findall(r"^\| \[\d\d\]\((.*)\) \| (.*) \|$", readme.read_text("utf-8"), re.M)
-        lines = [f"| {page[10:12]} [](/{page}) | {question} |" for page, question in rows]
-        head = "| chapter | question |\n| --- | --- |\n"
-        return self.parse_text_to_nodes(head + "\n".join(lines))
-
-
-class Routes(SphinxDirective):
-    """Lines such as ``I have one GPU: 05 06``, each a list of chapters."""
+class Stairs(Rungs):
+    """The rungs as stairs, each with its time, or with its memory if it is no faster."""
 
     has_content = True
 
     def run(self):
-        lines = []
-        for name, _, numbers in (line.partition(": ") for line in self.content):
-            files = [
-                next(Path(self.env.app.srcdir, "notebooks").glob(f"{n}_*")) for n in numbers.split()
-            ]
-            texts = [file.read_text("utf-8") for file in files]
-            read = sum(int(re.search(r"(\d+) minutes to read", text)[1]) for text in texts)
-            tasks = sum(map(int, re.findall(r"### Exercise .*\((\d+) minutes\)", "".join(texts))))
-            for file in files:
-                self.env.note_dependency(str(file))
-            hours = f"{read / 60:.1f} h + {tasks / 60:.1f} h of exercises"
-            chapters = [f"- {file.name[:2]} [](/notebooks/{file.name})" for file in files]
-            lines += [f"**{name}** ({hours})", "", *chapters, ""]
-        routes = self.parse_text_to_nodes("\n".join(lines))
-        return [nodes.container("", *routes, classes=["routes"])]
+        rows = [row(*pair) for pair in self.pairs()]
+        parts = [raw('<div class="steps"><div class="grey">')]
+        parts += [*self.parse_content_to_nodes(), raw("</div><ol>")]
+        for below, rung in zip([{}, *rows], rows, strict=False):
+            gain = rung["time"]
+            if gain == below.get("time"):
+                gain = f"{rung['gigabytes']} GB, not {below['gigabytes']}"
+            gain = re.sub(r"(?<!,) ", "\N{NO-BREAK SPACE}", gain)
+            name = f"**{rung['number']}** {rung.get('short', rung['title'])}"
+            parts += [raw(f'<li style="--rung: {rung["color"]}; --step: {rung["number"]}">')]
+            parts += self.parse_text_to_nodes(
+                f"{gain}\n\n[{name}](/notebooks/{rung['chapter']}.ipynb)"
+            )
+            parts += [raw("</li>")]
+        return [*parts, raw("</ol></div>")]
+
+
+class Chapters(SphinxDirective):
+    """The chapters by part; lines such as ``I have one GPU: 05 06`` are routes through them."""
+
+    has_content = True
+
+    def run(self):
+        source = Path(self.env.app.srcdir)
+        for file in ("README.md", "_toc.yml"):
+            self.env.note_dependency(str(source / file))
+        readme = (source / "README.md").read_text("utf-8")
+        asked = dict(re.findall(r"^\| \[\d\d\]\((.*)\.ipynb\) \| (.*) \|$", readme, re.M))
+        routes = [line.partition(": ")[::2] for line in self.content]
+        lines, minutes = [], {}
+        for part in yaml.safe_load((source / "_toc.yml").read_text("utf-8"))["parts"]:
+            pages = [page for each in part["chapters"] if (page := each["file"]) in asked]
+            lines += [f"**{part['caption']}**", ""] if pages else []
+            for page in pages:
+                number = page[10:12]
+                minutes[number] = read, tasks = self.minutes(source / f"{page}.ipynb")
+                told = f"  {asked[page]} *{read} + {tasks} min*"
+                lines += [f"- {number} [](/{page}.ipynb)", "", told, ""]
+        index = nodes.container("", *self.parse_text_to_nodes("\n".join(lines)), classes=["index"])
+        for item, number in zip(index.findall(nodes.list_item), minutes, strict=True):
+            item["classes"] += [f"on-{n}" for n, (_, on) in enumerate(routes) if number in on]
+        for n, (name, chapters) in enumerate(routes):
+            read, tasks = (sum(minutes[c][i] for c in chapters.split()) / 60 for i in (0, 1))
+            routes[n] = {"name": name, "hours": f"{read:.1f} + {tasks:.1f} h"}
+        return [rendered("routes.html", routes=routes), index]
+
+    def minutes(self, file):
+        """What the chapter says of itself: minutes to read, and minutes of its exercises."""
+        self.env.note_dependency(str(file))
+        text = file.read_text("utf-8")
+        tasks = re.findall(r"### Exercise .*\((\d+) minutes\)", text)
+        return int(re.search(r"(\d+) minutes to read", text)[1]), sum(map(int, tasks))
 
 
 class Count(SphinxRole):
@@ -162,5 +196,5 @@ def setup(app):
     app.add_role("count", Count())
     app.add_directive("rungs", Rungs)
     app.add_directive("chapters", Chapters)
-    app.add_directive("routes", Routes)
+    app.add_directive("stairs", Stairs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

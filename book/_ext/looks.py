@@ -1,6 +1,7 @@
 """A page's own scripts and style sheets, its colours, and when pages are built again."""
 
 import hashlib
+import re
 from pathlib import Path
 
 
@@ -20,6 +21,7 @@ def colour_at_once(app, exception):
         for file in Path(app.outdir).rglob("*.html"):
             text = file.read_text("utf-8")
             if 'data-theme="auto"' in text:
+                text = re.sub(r"<th([^>]*)>(<p></p>)?</th>", r"<td\1></td>", text)  # heads nothing
                 text = text.replace('data-theme="auto"', 'data-theme="light"', 1)
                 chosen = 'localStorage.getItem("theme") || '
                 file.write_text(text.replace(f'{chosen}"auto"', chosen + dark, 1), "utf-8")

@@ -38,9 +38,9 @@ SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
 WORDS = {
     "empty": "Words, a name from the code, or the message of an error. For example:",
     "examples": "resume with fewer gpus|find_unused_parameters|fsdp vs ddp|two gpus no faster",
-    "some": "{count} sections, the best first.",
+    "some": "Sections found: {count}, the best first.",
     "many": "More than {most} sections, the best first.",
-    "part": "No section has all of these words; {count} have some, the best first.",
+    "part": "No section has all of these words. Sections with some: {count}, the best first.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
     "fewer": "Try fewer words, or other ones.",

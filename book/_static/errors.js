@@ -10,6 +10,7 @@
   const IN_SIGHT = 400; // pixels of an answer that are enough
   // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
   const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
+  const COPIED = 20; // letters of code in a cure that are worth a button
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
 [rank0]:   File "predict.py", line 12, in <module>
 [rank0]:     model.load_state_dict(torch.load("best.pt"))
@@ -36,6 +37,18 @@
   const size = (letters) => (letters < 1e6 ? `${Math.round(letters / 1e3)} kB` : `${(letters / 1e6).toFixed(1)} MB`);
   let answered = "";
 
+  /** A checkpoint or a picture, say: bytes that are no letters. */
+  function isBinary(text) {
+    const start = text.slice(0, START);
+    return start.includes("\0") || start.split("\ufffd").length > start.length / 20 + 1;
+  }
+
+  /** A log that PowerShell has written is UTF-16. */
+  async function textOf(file) {
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    return new TextDecoder(bytes[0] === 0xff && bytes[1] === 0xfe ? "utf-16" : "utf-8").decode(bytes);
+  }
+
   /** What the order of the answers rests on: the first error, then what may follow from it. */
   function reasons(match, place, matches) {
     const isError = ({ kind }) => kind === "error" || kind === "silent"; // of which the log has words
@@ -60,6 +73,16 @@
     return make("p", "log-line", make("span", "", phrase("line", { line })), code);
   }
 
+  /** Code that is long enough to be copied, with a button. */
+  function withButtons(fix) {
+    for (const code of all("code.literal", fix).filter(({ textContent }) => textContent.length >= COPIED)) {
+      const button = Object.assign(make("button", "copy-code"), { ariaLabel: phrase("copy"), title: phrase("copy") });
+      button.addEventListener("click", () => navigator.clipboard.writeText(code.textContent).then(() => { button.ariaLabel = phrase("copied"); }));
+      code.after(" ", button);
+    }
+    return fix;
+  }
+
   /** What to do: before all else the `cases` that the log is about. */
   function cure(id, cases) {
     const fix = copyOf(id, "fix");
@@ -68,7 +91,7 @@
       one("p", fix).prepend(phrase("otherwise"), " ");
       fix.prepend(make("ul", "", ...cases.map((which) => bullets[which])));
     }
-    return fix;
+    return withButtons(fix);
   }
 
   /** The reader's own line, what it means, what to do; then in a fold why it is this entry. */
@@ -79,8 +102,7 @@
       ...lines.map(logLine),
       make("h2", "", linkTo(id)),
       copyOf(id, "cause"),
-      make("p", "", make("strong", "", phrase("do"))),
-      cure(id, cases),
+      make("div", "do", make("p", "", make("strong", "", phrase("do"))), cure(id, cases)),
       ...(kind === "warning" ? [make("p", "", phrase("warning"))] : []),
       ...(why.length ? [make("details", "match-why", make("summary", "", phrase("why")), make("p", "", ...why))] : []),
       make("p", "match-more", more));
@@ -195,7 +217,9 @@
     const all = [...gathered, ...files];
     const bytes = all.reduce((sum, file) => sum + file.size, 0);
     if (bytes > MOST) return refuse(tooLong(bytes));
-    const texts = await Promise.all(all.map((file) => file.text())).catch(() => []);
+    const texts = await Promise.all(all.map(textOf)).catch(() => []);
+    const binary = texts.find((text) => isBinary(text) && !DUMP.test(text.slice(0, START)));
+    if (binary) return refuse(phrase("binary"));
     const placed = texts.map((text) => [DUMP.test(text.slice(0, START)) ? 0 : clinic.fails(text) ? 1 : 2, text]);
     placed.sort(([a], [b]) => a - b);
     await (texts.length ? put(placed.map(([, text]) => text).join("\n")) : refuse(phrase("unread")));

@@ -1,8 +1,16 @@
+// The chosen rung's program is shown from its first new line.
+one(".ladder").addEventListener("change", ({ target }) => {
+  const mark = one(`.rung-panel[data-rung="${target.id.slice(5)}"] mark`);
+  if (mark) mark.closest("pre").scrollTop = mark.offsetTop - 40;
+});
+
 // A log that is pasted here is answered on the page of the error clinic: this tab takes it there in its
 // name, which no browser blocks, which has room, and which no history keeps. What is typed waits for the button.
 const paste = one("#paste");
 
 function explain(log) {
+  one("#paste-says").textContent = log.trim() ? "" : "The box is empty. Paste the error's message, or all of the log.";
+  if (!log.trim()) return paste.focus();
   window.name = `log:${log}`;
   location.href = `${paste.dataset.clinic}#log-says`;
 }

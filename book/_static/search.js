@@ -171,6 +171,13 @@
   document.addEventListener("DOMContentLoaded", () => {
     const dialog = document.querySelector("#pst-search-dialog form");
     if (dialog) {
+      // Back to the button that opened it: the theme forgets the one of the head.
+      let opener;
+      for (const button of all(".search-button__button")) button.addEventListener("click", () => { opener = button; });
+      dialog.parentElement.addEventListener("close", () => setTimeout(() => {
+        opener?.focus();
+        opener = null;
+      }));
       const { input, look } = attach(dialog, IN_DIALOG);
       dialog.addEventListener("submit", async (event) => {
         event.preventDefault();

@@ -17,7 +17,8 @@ FOCUS = """() => {
     const name = e.getAttribute('aria-label') || e.textContent || e.title;
     return {kind: e.tagName + '.' + e.className, name: name.trim(),
         ring: [e, ...e.querySelectorAll('*')].map(part => getComputedStyle(part))
-            .some(style => style.outlineStyle != 'none' || style.boxShadow != 'none'),
+            .some(style => style.outlineStyle != 'none'),
+        colour: getComputedStyle(e).outlineColor,
         after: !last || Boolean(last.compareDocumentPosition(e) & 4)}; // it follows
 }"""
 
@@ -47,6 +48,7 @@ def test_the_tab_key_reaches_every_kind_of_control_and_shows_where_it_is(opened)
         seen.append(opened.evaluate(FOCUS))
     assert seen[0]["name"] == "Skip to main content"
     assert {"A", "BUTTON", "SUMMARY"} <= {stop["kind"].split(".")[0] for stop in seen}
+    assert len({stop["colour"] for stop in seen if stop["kind"].startswith("A")}) == 1  # one ring
     wrong = [stop for stop in seen if not (stop["ring"] and stop["name"] and stop["after"])]
     assert wrong == []
     names = {" ".join(stop["name"].split()) for stop in seen}

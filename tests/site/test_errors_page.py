@@ -410,11 +410,36 @@ def test_a_log_without_end_and_a_file_that_cannot_be_read_are_refused(page, tmp_
     says = page.locator("#log-says", has_text="This is a log of 51.0 MB")
     says.wait_for()
     assert "torchclinic explain" in says.inner_text()
-    page.evaluate("() => { File.prototype.text = async () => { throw new DOMException('gone'); } }")
+    page.evaluate(
+        "() => { File.prototype.arrayBuffer = async () => { throw new DOMException('gone'); } }"
+    )
     (tmp_path / "small.txt").write_text(LOG)
     page.locator(".choose-files input").set_input_files(tmp_path / "small.txt")
     page.locator("#log-says", has_text="A file could not be read").wait_for()
     page.reload()
+
+
+def test_a_checkpoint_is_no_text_and_a_log_of_powershell_is(page, tmp_path):
+    says = page.locator("#log-says")
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(range(256)) * 50)
+    page.locator(".choose-files input").set_input_files(tmp_path / "model.pt")
+    says.filter(has_text="This is no text").wait_for()
+    assert "torchclinic inspect" in says.inner_text()
+    assert page.locator("#log").input_value() == ""
+    (tmp_path / "log.txt").write_text(LOG, "utf-16")
+    page.locator(".choose-files input").set_input_files(tmp_path / "log.txt")
+    says.filter(has_text="One entry").wait_for()
+    assert page.locator("#log").input_value() == LOG
+    page.reload()
+
+
+def test_long_code_of_a_cure_is_copied_with_a_button(visit):
+    page = visit(OPENED, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#log").fill(LOG)
+    code = page.locator(".match .do code:has(+ .copy-code)").first
+    page.get_by_role("button", name="Copy", exact=True).first.click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == code.text_content()
 
 
 def test_names_in_a_log_stand_in_no_command(page):

@@ -195,6 +195,19 @@ def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened)
     assert offered.endswith("book/errors.html#log")
 
 
+def test_escape_leads_back_to_the_button_that_opened_the_search(visit):
+    for size in (POCKET, {"width": 1280, "height": 800}):
+        page = visit("notebooks/04_tensors_across_devices.html", viewport=size)
+        button = page.locator(".bd-header-article .search-button")
+        button.focus()
+        page.keyboard.press("Enter")
+        page.locator("#pst-search-dialog input").wait_for()
+        page.keyboard.press("Escape")
+        page.wait_for_function(
+            "document.activeElement.matches('.bd-header-article .search-button')"
+        )
+
+
 def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(visit):
     page = visit("notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
