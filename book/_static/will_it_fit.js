@@ -289,7 +289,7 @@
       const { 0: single, [COLUMNS.fsdp]: fsdp } = memories()(gpus);
       return [single, fsdp].some((memory) => wanted.includes(verdict(memory, have)));
     });
-    let sets = [[]];
+    let sets = [[]]; // each once, in the order of the alphabet
     for (let size = 1; size <= 4; size += 1) {
       sets = sets.flatMap((set) => Object.keys(CURES).filter((name) => !(name <= set.at(-1))).map((name) => [...set, name]));
       const found = sets.filter(helps).slice(0, 4);
@@ -391,6 +391,13 @@
     return (flops * number("params")) / parameters; // it may have more than the sizes give
   }
 
+  /** Of a mixture of experts, how many parameters compute. */
+  function met() {
+    const { experts, parameters, active } = are("kind=transformer") ? transformer("bf16") : {};
+    const told = (value) => write(value, { count: true });
+    return experts ? phrase("active", { params: told(parameters), active: told(active) }) : "";
+  }
+
   /** What a rung trains on in a second, its shares of the peak, and the hours and their price. */
   function rates(gpus, gain, seconds) {
     const samples = (gain * number("batch")) / seconds;
@@ -443,7 +450,7 @@
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
     const told = lead && { ...gaps(chosen, lead), ...rates(chosen, gain(chosen, lead), seconds) };
     const below = one(".speed-sent p");
-    below.textContent = phrase("alone", { ms: inMs(1e3 * seconds * accumulation), ...sent }) +
+    below.textContent = met() + phrase("alone", { ms: inMs(1e3 * seconds * accumulation), ...sent }) +
       (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "");
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))

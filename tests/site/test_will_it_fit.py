@@ -221,6 +221,9 @@ def test_more_tokens_keep_the_model_and_a_mixtures_experts_are_counted(page):
         follow(page, "", case="")
         follow(page, link, case="")
         assert column(page, 2) == shown
+    follow(page, "model=qwen-30b-a3b")
+    met = "Of 30.5B parameters a token meets 3.35B."
+    assert page.locator(".speed-sent").inner_text().startswith(met)
     follow(page, "model=mixtral")
     assert page.locator("#fit-params").input_value() == "46.7B"
     page.locator("#fit-experts").fill("4")
