@@ -158,5 +158,10 @@ def test_a_corrected_program_prints_what_the_page_says(command, printed):
     assert sorted(out.splitlines()) == sorted(printed.splitlines())
 
 
-def test_each_of_the_five_has_a_corrected_program():
-    assert len(CORRECTED) == 5
+def test_each_of_the_five_has_a_corrected_program_and_the_lines_are_counted():
+    assert len(CORRECTED) == PAGE.count("{dropdown}") == 5
+    all_of_them, right, listed = re.search(
+        r"Of (\d+) .*?, (\d+) are right.*other (\d+),", PAGE, re.S
+    ).groups()
+    rows = len(re.findall(r"^\| (?!line|---)", PAGE, re.M))
+    assert rows == int(listed) == int(all_of_them) - int(right)

@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
-dist.init_process_group("nccl")  # torchrun has told each process its rank
+dist.init_process_group(device_id=device)  # torchrun has told each process its rank
 rank = dist.get_rank()
 
 torch.manual_seed(0)  # your data here: downloaded once, before the start

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it; it is not 0 everywhere
 device = torch.device("cuda", local_rank)
 torch.cuda.set_device(device)
-dist.init_process_group("nccl")
+dist.init_process_group(device_id=device)  # torchrun has told each process its rank
 
 net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(device)
 model = DistributedDataParallel(net, device_ids=[local_rank])  # the other defaults are right
