@@ -116,11 +116,6 @@ def worth_knowing(here: Host, names: list[str], two_gpus: bool) -> str:
     """What to do for GPUs, if they are not those of which the notebook makes use."""
     if not names:
         return f"no GPU; all cells run on the CPU. For a GPU: {here.gpu}."
-    if any("P100" in name for name in names):
-        return (
-            "a P100 is one GPU, not two, and new versions of PyTorch cannot compute on it. "
-            f"Choose {here.gpu}."
-        )
     if two_gpus and len(names) == 1:
         return (
             "one GPU, and this notebook uses two where there are two; with one, its processes "

@@ -65,7 +65,6 @@ def test_a_wrong_accelerator_is_said(session, capsys):
     t4 = "Tesla T4"
     for gpus, two_gpus, said in [
         ([t4, t4], True, []),
-        (["Tesla P100-PCIE-16GB"], False, ["P100", "Accelerator > GPU T4 x2"]),
         ([t4], True, ["one GPU", "Accelerator > GPU T4 x2"]),
         ([t4], False, []),
     ]:

@@ -1,0 +1,153 @@
+"""The programs that readers copy run where they copy them to: on two T4s, here simulated.
+
+First those of the chapters, with a reader's own model in them, then the one for several sessions.
+"""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from running import ROOT
+from test_code_of_pages import TORCHRUN, YOURS, blocks, within
+from torchvision import models, transforms
+from torchvision.datasets import ImageFolder
+
+MODEL = "nn.Sequential(nn.Linear(20, 64), "
+
+
+def program(notebook, name):
+    """A cell's program with `Yours` as its model."""
+    cells = json.loads((ROOT / f"notebooks/{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    [cell] = [c["source"] for c in cells if c["source"][0] == f"%%writefile {name}\n"]
+    text = "".join(cell[1:])
+    assert text.count(MODEL) == 1
+    return f"{YOURS}\n{text.replace(MODEL, 'Yours(nn.Linear(20, 64), ')}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("notebook", "name", "file", "classes"),
+    [
+        ("09_rung_4_distributed", "train_ddp.py", "model.pt", 2),
+        ("12_rung_5_fsdp", "train_fsdp.py", "model.pt", 3),
+        ("17_many_machines", "train_hosts.py", "checkpoint.pt", 2),
+        ("both_gpus", "train.py", "model.pt", 2),
+    ],
+)
+def test_a_chapters_first_program_trains_and_saves_a_model_of_yours(
+    notebook, name, file, classes, tmp_path
+):
+    (tmp_path / name).write_text(program(notebook, name))
+    within(300, *TORCHRUN, name, cwd=tmp_path)
+    saved = torch.load(tmp_path / file, map_location="cpu")
+    exec(YOURS, names := {})
+    middle = [torch.nn.Dropout(0.1)] if name == "train_hosts.py" else []
+    layers = [torch.nn.ReLU(), *middle, torch.nn.Linear(64, classes)]
+    model = names["Yours"](torch.nn.Linear(20, 64), *layers)
+    assert model.load_state_dict(saved.get("model", saved))
+    assert model[1][1].num_batches_tracked > 3
+    if name == "train.py":  # its page goes on with adapters for that model
+        (tmp_path / "lora.py").write_text(program(notebook, "lora.py"))
+        assert "step 300: loss" in within(300, *TORCHRUN, "lora.py", cwd=tmp_path)
+
+
+# --- in several sessions ------------------------------------------------------------------------
+
+PAGE = "book/several_sessions.md"
+(RECIPE, _), (FROM_IMAGENET, _), (COPYING, _) = blocks(PAGE, "python")
+KILLED = """\
+        if (rank, epoch) == (1, 2):
+            os.kill(os.getpid(), 9)
+        schedule.step()
+"""
+
+
+def session(name, tmp_path, text, *, ranks=2, **made):
+    """What one prints, and its checkpoint; its inputs are ``kaggle/input``, its files its own."""
+    folder = tmp_path / name
+    (folder / "working").mkdir(parents=True)
+    text = text.replace("/kaggle/input", f"{tmp_path}/input").replace("/kaggle", str(folder))
+    text = (
+        text.replace("(224)", "(32)").replace("(256)", "(40)").replace("BATCH = 128", "BATCH = 8")
+    )
+    text = text.replace("EPOCHS, HOURS = 60", "EPOCHS, HOURS = 3").replace("workers=2", "workers=1")
+    (folder / "train.py").write_text(text)
+    start = [*TORCHRUN[:-1], f"--nproc-per-node={ranks}", "train.py"]
+    return within(400, *start, cwd=folder, **made), folder / "working/flowers-1.pt"
+
+
+def flowers(folder):
+    for i in range(40):
+        kind = ("rose", "tulip")[i % 2]
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (6 * i, 0, 100 * (i % 2))).save(folder / kind / f"{i:02}.png")
+
+
+def right_of_those_held_back(folder, net):
+    """In percent; counted by one process."""
+    as_imagenet = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    change = [transforms.Resize(40), transforms.CenterCrop(32), transforms.ToTensor(), as_imagenet]
+    data = ImageFolder(folder, transforms.Compose(change))
+    torch.manual_seed(0)
+    chosen = [data[i] for i in torch.randperm(len(data)).tolist()[: len(data) // 10]]
+    right = sum(net(pixels[None]).argmax().item() == label for pixels, label in chosen)
+    return 100 * right / len(chosen)
+
+
+@pytest.mark.slow
+def test_a_second_session_goes_on_where_a_killed_one_stopped_with_its_own_file(tmp_path):
+    flowers(tmp_path / "input/flowers/train")
+    said, whole = session("whole", tmp_path, RECIPE)
+    assert said.splitlines()[0] == "flowers-1: begins with epoch 1 of 3"
+    net = models.resnet18(num_classes=2)
+    net.load_state_dict(torch.load(whole, map_location="cpu")["net"])
+    percent = right_of_those_held_back(tmp_path / "input/flowers/train", net.eval())
+    assert said.splitlines()[-1].endswith(f"validation {percent:.1f}%")
+
+    text = RECIPE.replace("        schedule.step()\n", KILLED)
+    _, killed = session("killed", tmp_path, text, fails=True)
+    output = tmp_path / "input/notebooks/ann/mine"
+    output.mkdir(parents=True)
+    shutil.copy(killed, output)
+    assert torch.load(killed, map_location="cpu")["epoch"] == 1
+    torch.save({"epoch": 50}, output / "flowers-2.pt")  # of another run
+    torch.save({"epoch": 0}, tmp_path / "input/flowers/flowers-1.pt")  # of an older version
+    before = sorted((tmp_path / "input").rglob("*"))
+
+    said, second = session("second", tmp_path, RECIPE)
+    assert said.splitlines()[0] == "flowers-1: begins with epoch 2 of 3"
+    ended, one = (torch.load(file, map_location="cpu") for file in (second, whole))
+    assert ended.pop("classes") == one.pop("classes") == ["rose", "tulip"]
+    torch.testing.assert_close(ended, one, rtol=0, atol=0)
+    assert ended["scaler"]["scale"] > 1  # fp16, as on a T4
+    assert sorted((tmp_path / "input").rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_run_can_begin_with_imagenets_weights_on_one_gpu(tmp_path, monkeypatch):
+    flowers(tmp_path / "input/flowers/train")
+    file = tmp_path / "hub/checkpoints" / models.ResNet18_Weights.IMAGENET1K_V1.url.split("/")[-1]
+    file.parent.mkdir(parents=True)
+    torch.save(models.resnet18().state_dict(), file)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    lines = "".join(f"    {line}\n" for line in FROM_IMAGENET.splitlines())
+    text, count = re.subn(r"    net = models.resnet18\(num_classes=.*\n", lines, RECIPE)
+    assert count == 1
+    said, _ = session("alone", tmp_path, text, ranks=1)
+    assert "epoch 3: loss" in said
+
+
+@pytest.mark.slow
+def test_the_files_of_the_books_own_run_are_copied_where_it_goes_on(tmp_path):
+    before = tmp_path / "input/my-notebook/run"
+    before.mkdir(parents=True)
+    for step in (9, 10):
+        (before / f"step_{step:08}.pt").write_text("a checkpoint")
+    text = COPYING.replace("/kaggle", str(tmp_path))
+    (tmp_path / "working").mkdir()
+    exec(text, {})
+    exec(text, {})
+    assert [p.name for p in (tmp_path / "working/run").iterdir()] == ["step_00000010.pt"]
