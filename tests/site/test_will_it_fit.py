@@ -197,6 +197,37 @@ def test_a_loss_in_parts_is_a_cure_alone_or_with_another(page):
     assert page.locator("#fit-loss").input_value() == "parts"
 
 
+QLORA, HALF = "train=lora&bits=4", "precision=bf16-master"
+WORKED = {  # what somebody ran, and where that is told
+    f"model=llama-8b&gpu=rtx4090&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
+    f"model=7b&gpu=t4&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
+    "model=7b&gpu=rtx4090&gpus=1&train=lora&bits=8&sequence=512": "tloen/alpaca-lora#121",
+    "model=llama-8b&gpu=a100-80&gpus=1&train=lora&sequence=8192": "meta-pytorch/torchtune#979",
+    "model=qwen-4b&gpu=rtx3090&gpus=1&train=lora&sequence=2048": "QwenLM/Qwen3-VL#2026",
+    f"model=qwen-30b-a3b&gpu=a100-80&gpus=32&{HALF}": "QwenLM/Qwen3-VL#1601",
+    f"model=qwen-32b&gpu=h100-80&gpus=16&{HALF}&sequence=20480": "simplescaling/s1#13",
+}
+RAN_OUT = {
+    f"model=llama-8b&gpu=t4&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
+    f"model=qwen-30b-a3b&gpu=rtx4090&gpus=1&{QLORA}": "unslothai/unsloth#2504",
+    "model=llama-8b&gpu=rtx4090&gpus=1&train=lora&sequence=2048": "meta-pytorch/torchtune#1694",
+    "model=llama-8b&gpu=a100-80&gpus=4&block=8.03B": "lm-sys/FastChat#3310",
+    f"model=qwen-32b&gpu=a100-80&gpus=8&{HALF}&sequence=1024": "hiyouga/LlamaFactory#6999",
+    f"model=qwen-32b&gpu=h100-80&gpus=8&{HALF}&sequence=20480": "simplescaling/s1#13",
+    f"model=qwen-30b-a3b&memory=102&gpus=2&{HALF}": "QwenLM/Qwen3-VL#1601",
+}
+
+
+def test_what_others_report_to_have_run_is_not_denied_and_what_ran_out_is_not_promised(page):
+    verdict, cures = page.locator(".memory-says p"), page.locator(".memory-more .cure")
+    for link, thread in (WORKED | RAN_OUT).items():
+        follow(page, link)
+        found = verdict.get_attribute("data-verdict")
+        promised = found == "fits"
+        possible = found != "not" or cures.count() > 0  # a change is named that makes it possible
+        assert possible if link in WORKED else not promised, thread
+
+
 def test_what_no_measurement_has_is_said_beside_the_answer(page):
     for link, what in {
         "model=7b&gpu=a100-80": "",
