@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -265,20 +266,60 @@ def test_a_notebook_is_a_hand_in_and_exercises_of_several_functions_are_found(tm
     assert status == 0
 
 
+TEACHERS = (ROOT / "book/for_teachers.md").read_text(encoding="utf-8")
+MEAN = """import torch
+import torch.distributed as dist
+
+def mean_of_all(x):
+    sums = torch.stack([x.sum(), torch.tensor(float(len(x)))])
+    dist.all_reduce(sums)
+    return sums[0] / sums[1]
+"""
+HAND_INS = {
+    "right": (MEAN, "right on 2 and 3 ranks"),
+    "wrong": ("def mean_of_all(x):\n    return x.mean()\n", "the mean"),
+    "fails": ("def mean_of_all(x):\n    return x.means()\n", "line 2, in mean_of_all"),
+    "empty": ("", "not written yet"),
+    "syntax": (MEAN.replace("(x):", "(x:"), "SyntaxError"),
+    "endless": ("def mean_of_all(x):\n    while True:\n        pass\n", "still running after"),
+    "forged": (FORGED.replace("average_gradients(net)", "mean_of_all(x)"), "exited with 0"),
+}
+
+
 @pytest.mark.slow
 def test_the_teachers_page_can_be_followed(tmp_path):
-    page = (ROOT / "book/for_teachers.md").read_text(encoding="utf-8")
-    [exam] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    [exam] = re.findall(r"```python\n(.*?)```", TEACHERS, re.DOTALL)
     (tmp_path / "exam.py").write_text(exam)
     commands = re.findall(
-        r"^python -m torchexercises answers.py (.*) --out verdict.json$", page, re.M
+        r"^python -m torchexercises answers.py (.*) --out verdict.json$", TEACHERS, re.M
     )
     assert len(commands) == 2
     verdicts, _ = graded(tmp_path, RIGHT, *commands[0].split())
     assert [verdict["right"] for verdict in verdicts.values()] == [True, False]
-    answer = "def mean_of_all(x):\n    return x.mean()\n"
-    verdicts, _ = graded(tmp_path, answer, *commands[1].split())
-    assert not verdicts["mean_of_all"]["right"]
-    verdicts, _ = graded(tmp_path, answer.replace("mean()", "means()"), *commands[1].split())
-    assert "line 2, in mean_of_all" in verdicts["mean_of_all"]["reason"]
-    assert "exam" not in verdicts["mean_of_all"]["reason"]
+    verdicts, _ = graded(tmp_path, MEAN, *commands[1].split())
+    assert verdicts["mean_of_all"]["right"]
+
+    (tmp_path / "hand_ins").mkdir()
+    for name, (text, _) in HAND_INS.items():
+        (tmp_path / f"hand_ins/{name}.py").write_text(text)
+    [loop] = re.findall(r"^mkdir verdicts\n.*?^done$", TEACHERS, re.M | re.S)
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", loop], cwd=tmp_path, env=os.environ | {"PATH": path}, timeout=600)
+    for name, (_, reason) in HAND_INS.items():
+        verdict = json.loads((tmp_path / f"verdicts/{name}.py.json").read_text())["mean_of_all"]
+        assert verdict["right"] == (name == "right"), name
+        assert reason in verdict["reason"], name
+        assert "exam" not in verdict["reason"]
+
+
+def test_a_class_has_the_minutes_that_the_chapters_name():
+    rows = re.findall(r"^\| \d \|.*\| (.*): (\d+) min \| ([\d, ]+): (\d+) min", TEACHERS, re.M)
+    assert len(rows) == 6
+    for reading, to_read, chapters, minutes in rows:
+        names = re.findall(r"notebooks/(\d\d\w+)\.ipynb", reading)
+        texts = {name: (ROOT / f"notebooks/{name}.ipynb").read_text("utf-8") for name in names}
+        read = [int(re.search(r"(\d+) minutes to read", text)[1]) for text in texts.values()]
+        assert sum(read) == int(to_read), reading
+        done = [text for name, text in texts.items() if name[:2] in chapters]
+        exercises = re.findall(r"### Exercise \d.*?\((\d+) minutes\)", "".join(done))
+        assert sum(map(int, exercises)) == int(minutes), reading
