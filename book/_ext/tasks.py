@@ -60,13 +60,10 @@ def said_below(nodes_below):
 def frame_exercises(app, doctree):
     for section in doctree.findall(nodes.section):
         title = section.next_node(nodes.title)
-        if found := re.match(r"Exercise \d+: .*?(\(\d+ minutes\))$", title.astext()):
+        if found := re.match(r"Exercise \d+: .*?( \((\d+ minutes)\))$", title.astext()):
             section["classes"].append("exercise")
             title[-1] = nodes.Text(title[-1].astext().removesuffix(found[1]))
-            title += nodes.inline("", found[1], classes=["minutes"])
-            for cell in section.findall(nodes.container):
-                if "{type}" in cell.get("prompt_show", ""):
-                    cell["prompt_show"] = "Show the solution"
+            section.insert(1, nodes.paragraph("", found[2], classes=["minutes"]))
 
 
 def count(app, doctree):

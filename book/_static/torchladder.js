@@ -43,7 +43,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const summary of document.querySelectorAll(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
   // A long name breaks after a dot, an underscore, a bracket, and before a word's capital.
-  for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre"))
+  for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
     name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z])(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
   one(".search-button-field")?.removeAttribute("aria-label"); // it shows its keys, too
   // Its name says which theme is on, and is what its tooltip says.
@@ -74,7 +74,7 @@ document.addEventListener("DOMContentLoaded", () => {
       else localStorage.removeItem(key);
       add();
     });
-    one("h3", exercise).after(make("label", "done", mark, " Done"));
+    one(".minutes", exercise).append(make("label", "done", mark, " Done"));
     return mark;
   });
   function add() {
