@@ -13,6 +13,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_markdown_cell
 from running import ROOT, text_of
 
+from tools.refresh import digest
+
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
 KNOWN = {"nbval-ignore-output", "raises-exception", "hide-output", "hide-cell", "hide-input"}
@@ -36,6 +38,8 @@ def test_a_notebook_was_run_from_top_to_bottom_and_names_its_machine(name):
     assert any(cell.outputs for cell in code_cells(name))
     run = NOTEBOOKS[name].metadata.get("run", {})
     assert {"date", "machine", "torch", "cpu"} <= set(run), "run make refresh"
+    # The outputs are those of that run: none was edited since. (Older notes lack this.)
+    assert run.get("outputs", made := digest(NOTEBOOKS[name])) == made, "run make refresh"
 
 
 @every_notebook

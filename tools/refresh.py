@@ -7,6 +7,8 @@ frames of the page and the whole message.
 """
 
 import datetime
+import hashlib
+import json
 import os
 import re
 import sys
@@ -87,6 +89,17 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, timeout: int = 300) -
             if cell.execution_count:  # the kernel also counts what was repeated
                 cell.execution_count = count
             cell.outputs = [normalise(output, cell.execution_count) for output in cell.outputs]
+        notebook.metadata["run"]["outputs"] = digest(notebook)
+
+
+def digest(notebook: nbformat.NotebookNode) -> str:
+    """Of what the cells said, so that a note of a run is not taken for that of other outputs.
+
+    Left out is what is made from files, and so made again when these change: tables, diffs.
+    """
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
+    said = [output for output in outputs if "text/markdown" not in output.get("data", {})]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Recorder(NotebookClient):

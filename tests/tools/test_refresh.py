@@ -26,6 +26,10 @@ def test_refreshing_twice_gives_the_same_bytes_and_messages_are_whole(tmp_path):
     once = path.read_bytes()
     refresh.refresh(path)
     assert path.read_bytes() == once
+    notebook = nbformat.read(path, 4)
+    assert notebook.metadata.run.outputs == refresh.digest(notebook)
+    notebook.cells[0].outputs[0].text = "edited by hand"
+    assert notebook.metadata.run.outputs != refresh.digest(notebook)
     *_, json_error, own_error = (cell.outputs[0] for cell in nbformat.read(path, 4).cells)
     # Of the frames, those of the page.
     assert "Expecting property name enclosed in double quotes" in json_error.traceback[-1]
