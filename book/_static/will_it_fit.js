@@ -305,6 +305,7 @@
       putAll(Object.entries(changes));
       update();
       writeLink();
+      fields.get(Object.keys(changes)[0])[0].focus({ preventScroll: true }); // the button is gone
     });
     return button;
   }

@@ -174,6 +174,7 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     cures.first.click()
     assert says.get_attribute("data-verdict") in ("fits", "close")
     assert page.locator("#fit-train").input_value() == "lora"
+    assert page.evaluate("document.activeElement.id") == "fit-train"
     assert "train=lora" in page.url
     assert page.locator(".memory-figure .bar").count() == 1  # one GPU runs no rung of many
     follow(page, "model=7b&train=lora&gpu=rtx4090&gpus=1")  # may fit: with LoRA it is already
