@@ -76,7 +76,7 @@
   /** Code that is long enough to be copied, with a button. */
   function withButtons(fix) {
     for (const code of all("code.literal", fix).filter(({ textContent }) => textContent.length >= COPIED)) {
-      const button = Object.assign(make("button", "copy-code"), { ariaLabel: phrase("copy"), title: phrase("copy") });
+      const button = Object.assign(make("button", "copy-code"), { ariaLabel: phrase("copy") });
       button.addEventListener("click", () => navigator.clipboard.writeText(code.textContent).then(() => { button.ariaLabel = phrase("copied"); }));
       code.after(" ", button);
     }

@@ -46,6 +46,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
     name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z])(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
   one(".search-button-field")?.removeAttribute("aria-label"); // it shows its keys, too
+  for (const home of all(".sidebar-primary-item:has(.navbar-brand)")) Object.assign(home, { role: "navigation", ariaLabel: "Home" });
   // Its name says which theme is on, and is what its tooltip says.
   const theme = one(".theme-switch-button");
   const named = () => {
