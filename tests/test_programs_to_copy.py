@@ -80,7 +80,7 @@ def session(name, tmp_path, text, *, ranks=2, **made):
 
 
 def flowers(folder):
-    for i in range(40):
+    for i in range(42):  # each of two ranks then validates with one of each kind
         kind = ("rose", "tulip")[i % 2]
         (folder / kind).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 40), (6 * i, 0, 100 * (i % 2))).save(folder / kind / f"{i:02}.png")
