@@ -104,7 +104,12 @@ ALONE, T4S, RANKS = (
 RUNS = {
     "book/cheat_sheet.md": (RANKS, YOURS + SHEETS, LOADED, []),
     "book/for_teachers.md": (ALONE, "", "assert callable(mean_of_all)", ["exam.py"]),
-    "book/hosted.md": (T4S, "", "", []),
+    "book/hosted.md": (
+        T4S,
+        "",
+        "assert not torch.cuda.is_bf16_supported(including_emulation=False)",
+        [],
+    ),
     "book/several_sessions.md": ([], "", "", []),  # its program: in test_programs_to_copy.py
     "book/splitting_a_model.md": (ALONE, "", "", []),
     "book/test_without_gpu.md": (ALONE, "", "", ["model.py", "test_model.py"]),
