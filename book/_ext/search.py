@@ -40,7 +40,7 @@ WORDS = {
     "examples": "resume with fewer gpus|find_unused_parameters|fsdp vs ddp|two gpus no faster",
     "some": "Sections found: {count}, the best first.",
     "many": "More than {most} sections, the best first.",
-    "part": "No section has all of these words. Sections with some: {count}, the best first.",
+    "part": "No section has all of these words; with some of them: {count}, the best first.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
     "fewer": "Try fewer words, or other ones.",

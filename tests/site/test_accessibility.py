@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 FOCUS = """() => {
     const e = document.activeElement, last = window.lastFocus;
     window.lastFocus = e;
-    const name = e.getAttribute('aria-label') || e.textContent || e.title;
+    const name = e.getAttribute('aria-label') || e.textContent || e.title ||
+        e.labels?.[0]?.textContent || '';
     return {kind: e.tagName + '.' + e.className, name: name.trim(),
         ring: [e, ...e.querySelectorAll('*')].map(part => getComputedStyle(part))
             .some(style => style.outlineStyle != 'none'),

@@ -61,7 +61,7 @@ def test_every_page_has_a_title_and_a_description_of_its_own(pages):
 def test_every_chapter_can_be_downloaded_as_it_is_and_with_the_packages_for_kaggle(site, pages):
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         name = f"notebooks/{notebook.stem}.html"
-        links = pages[name].select(".chapter-buttons a[download]")
+        links = pages[name].select(".chapter-buttons a[download]:not([href$='.py'])")
         plain, *hosted = (((site / name).parent / link["href"]).resolve() for link in links)
         cells = [json.loads(path.read_bytes())["cells"] for path in (notebook, plain, hosted[0])]
         assert cells[0] == cells[1], f"{name} offers another notebook"
