@@ -69,8 +69,8 @@ class Net(nn.Module):
         return self.last(x)
 
 torch.manual_seed(0)
-args = SimpleNamespace(batch_size=4, replicas=2)
-train, load, epoch, batch = TensorDataset(torch.randn(16, 1, 2, 3), torch.arange(16) % 6), {}, 1, 2
+args = SimpleNamespace(replicas=2)
+train, epoch, batch = TensorDataset(torch.randn(16, 1, 2, 3), torch.arange(16) % 6), 1, 2
 images, labels = train[:4]
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -168,14 +168,13 @@ def test_a_page_can_be_copied_from_top_to_bottom(page, tmp_path):
 
 def commands():
     """This project's and torchrun's, with their pages: in blocks, and whole ones in sentences."""
+    ours = r"(?:\.venv/bin/)?((?:torchclinic|torchrun|make|python (?:-m tools|rungs)).*)$"
     for page, text in PAGES.items():
-        fenced = "".join(
-            re.findall(r"^```[a-z]*\n(.*?)^```$", text.replace("\\\n", " "), re.M | re.S)
-        )
-        lines = re.findall(
-            r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?"
-            r"((?:torchclinic|torchrun|make|python (?:-m tools|rungs)).*)$", fenced, re.M,
-        )  # fmt: skip
+        lines = []
+        text = text.replace("\\\n", " ")
+        for block in re.findall(r"^```(?:console|sh)?\n(.*?)^```$", text, re.M | re.S):
+            before = r"\$ " if "$ " in block else ""  # in a block with prompts, the rest is output
+            lines += re.findall(rf"^{before}(?:[A-Z_]+=\S+ )*{ours}", block, re.M)
         lines += re.findall(r"`(torchclinic \w+ [^`]+|make [^`]+)`", text)
         for line in lines:
             yield page, shlex.split(line.partition("2>&1")[0], comments=True)
