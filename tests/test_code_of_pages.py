@@ -168,7 +168,7 @@ def test_a_page_can_be_copied_from_top_to_bottom(page, tmp_path):
 
 def commands():
     """This project's and torchrun's, with their pages: in blocks, and whole ones in sentences."""
-    ours = r"(?:\.venv/bin/)?((?:torchclinic|torchrun|make|python (?:-m tools|rungs)).*)$"
+    ours = r"(?:\.venv/bin/)?((?:torchclinic|torchrun|make|python (?:-m tools|rungs|gpt)).*)$"
     for page, text in PAGES.items():
         lines = []
         text = text.replace("\\\n", " ")
@@ -193,7 +193,8 @@ def known(command, *words):
         asked = parse_args(words)
         script = [asked.training_script, *asked.training_script_args]
         return not asked.module or known(*script)
-    listed = ran(command, *words[: 2 if words[0] == "-m" else 1], "--help", cwd=ROOT)
+    program = ["rungs/gpt.py" if word == "gpt.py" else word for word in words]
+    listed = ran(command, *program[: 2 if words[0] == "-m" else 1], "--help", cwd=ROOT)
     return all(word in listed for word in words if word.startswith("--"))
 
 
