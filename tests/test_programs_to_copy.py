@@ -97,6 +97,19 @@ def right_of_those_held_back(folder, net):
     return 100 * right / len(chosen)
 
 
+def test_programs_start_alike():
+    """The process is bound to its GPU, so no barrier guesses one and NCCL connects at once."""
+    lines = (
+        (ROOT / "rungs/4_ddp.py").read_text().partition("device.type in")[2].split("rank, ranks")[0]
+    )
+    start = [line.partition("  #")[0].strip() for line in lines.splitlines()[1:]]
+    assert start[-2:] == ["dist.init_process_group(device_id=device)", ""]
+    names = [("09_rung_4_distributed", "train_ddp.py"), ("12_rung_5_fsdp", "train_fsdp.py")]
+    names += [("both_gpus", "train.py"), ("both_gpus", "lora.py")]
+    for text in [RECIPE, *(program(*name) for name in names)]:
+        assert "\n".join(start) in re.sub(r"^ +|  #.*", "", text, flags=re.M)
+
+
 @pytest.mark.slow
 def test_a_second_session_goes_on_where_a_killed_one_stopped_with_its_own_file(tmp_path):
     flowers(tmp_path / "input/flowers/train")
