@@ -118,7 +118,7 @@ def plain_markdown(text: str, path: Path) -> str:
         text,
     )
     return re.sub(
-        r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([\w./-]+\.(?:ipynb|md)(?:#[\w-]+)?|#[\w-]+)\)",
+        r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([\w./-]+\.(?:ipynb|md|py)(?:#[\w-]+)?|#[\w-]+)\)",
         lambda found: linked(found[1], found[2], path),
         text,
     )
@@ -138,7 +138,7 @@ def embedded(alt: str, picture: Path) -> str:
 def linked(text: str, target: str, path: Path) -> str:
     """A link into the book as a link to its public site, if it has one, else only its words."""
     site = public_site()
-    if not site:
+    if not site or target.endswith(".py"):  # a program lies beside the notebook there
         return text
     page, _, anchor = target.partition("#")
     page = os.path.relpath(path.parent / page if page else path, ROOT)

@@ -53,7 +53,7 @@ def test_the_tab_key_reaches_every_kind_of_control_and_shows_where_it_is(opened)
     wrong = [stop for stop in seen if not (stop["ring"] and stop["name"] and stop["after"])]
     assert wrong == []
     names = {" ".join(stop["name"].split()) for stop in seen}
-    assert {"Download", "For Kaggle", "Theme: the system's"} <= names
+    assert {"Download notebook", "For Kaggle", "Theme: the system's"} <= names
     assert [name for name in names if name.startswith("Show the solution")]
     assert opened.evaluate("lastFocus.closest('footer') != null")  # so all of the page was passed
 
