@@ -449,6 +449,9 @@ def test_a_cut_safetensors_file_says_how_much_of_it_is_there(tmp_path):
     path.write_bytes(whole[:-30])
     with pytest.raises(CheckpointError, match=f"cut off.* {len(whole) - 30} of {len(whole)} bytes"):
         inspect_checkpoint(path)
+    path.write_bytes(b"12345678{" + whole)  # no length of a header that safetensors would take
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        inspect_checkpoint(path)
 
 
 def test_a_slice_is_told_where_somebody_stands_in_its_folder(tmp_path, monkeypatch):
