@@ -819,6 +819,20 @@ def test_the_peak_of_memory_stays_until_it_is_reset():
     assert torch.cuda.max_memory_allocated() == before == torch.cuda.memory_allocated()
 
 
+@gpu("an H200 with torch 2.11")
+def test_a_peak_is_not_reset_before_cuda_has_started():
+    code = """
+import torch
+from torchladder.measuring import reset_peak_memory
+try:
+    torch.cuda.reset_peak_memory_stats(0)
+except RuntimeError as error:
+    print(error)
+reset_peak_memory(torch.device("cuda", 0))
+"""
+    assert child(code) == ["Invalid", "device", "argument"]
+
+
 @gpu("test/test_cuda_multigpu.py test_mem_get_info")
 def test_mem_get_info_sees_what_is_reserved():
     torch.cuda.empty_cache()

@@ -172,6 +172,7 @@ class Stopwatch:
 def reset_peak_memory(device: torch.device) -> None:
     """Start a new peak on a CUDA device; other devices keep the one they have."""
     if device.type == "cuda":
+        torch.cuda.init()  # before CUDA has started: "Invalid device argument"
         torch.cuda.reset_peak_memory_stats(device)
 
 

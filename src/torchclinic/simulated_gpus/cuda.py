@@ -237,6 +237,8 @@ def memory_stats(index: int) -> dict:
 
 
 def reset_peak(index: int) -> None:
+    if not torch.cuda.is_initialized():
+        raise RuntimeError("Invalid device argument ")
     GPUS[checked(index)].peak = GPUS[index].allocated()
 
 
