@@ -4,7 +4,7 @@
 
 Three ways: the loop of many tutorials, chapter 06's rung, and chapter 07's changes. An epoch's end
 is looked at by the first alone; the others plan their learning rate, and so are given as few epochs
-as bring all three seeds there. The data set is in memory when the clock begins; the compiler, all
+as brought all seeds there. The data set is in memory when the clock begins; the compiler, all
 epochs and evaluations count.
 """
 
@@ -24,7 +24,7 @@ from torchladder.devices import try_gpu
 from torchladder.training import evaluate, train
 
 GOAL = 0.92
-EPOCHS = {"tutorial": 15, "rung 2": 5, "chapter 07": 5}
+EPOCHS = {"tutorial": 15, "rung 2": 4, "chapter 07": 3}
 
 
 def new_net():
@@ -104,12 +104,14 @@ def race(way, data, device, epochs, seed):
     """Seconds, epochs (planned, or until the goal) and the accuracy."""
     torch.manual_seed(seed)
     model, start = new_net(), perf_counter()
-    for epoch, accuracy in enumerate(WAYS[way](model, data, device, epochs), 1):
+    tried = []
+    for accuracy in WAYS[way](model, data, device, epochs):
+        tried.append(accuracy)
         if accuracy >= GOAL:
             break
     seconds = perf_counter() - start
-    done = epoch if way == "tutorial" else epochs
-    return {"way": way, "seed": seed, "seconds": seconds, "epochs": done, "accuracy": accuracy}
+    done = len(tried) if way == "tutorial" else epochs
+    return {"way": way, "seed": seed, "seconds": seconds, "epochs": done, "accuracy": tried[-1]}
 
 
 def main():

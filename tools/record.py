@@ -29,7 +29,7 @@ from nbclient.exceptions import CellControlSignal
 from tools.machine_facts import ROOT, commit, machine_facts
 from tools.refresh import NOTEBOOKS, execute, write_notebook, write_text
 
-LIMIT = 300  # seconds: a cell, a file of tests
+LIMIT = 300  # seconds: a chapter, a file of tests
 SAME = ("machine", "gpus", "torch", "commit")  # or it is another run
 
 
@@ -59,11 +59,11 @@ class Record:
 
 
 def run_notebook(path: Path, target: Path, limit: int, clean) -> dict:
-    """Run one chapter, keep it at `target`, and tell how it ended; no cell may take longer."""
+    """Run one chapter, keep it at `target` as far as it came, and tell how it ended."""
     notebook: Any = nbformat.read(path, as_version=4)
-    ended = "passed"
+    ended, until = "passed", time.monotonic() + limit
     try:
-        execute(notebook, path.parent, timeout=limit)
+        execute(notebook, path.parent, lambda: max(1, int(until - time.monotonic())))
     except (CellControlSignal, RuntimeError) as error:  # a cell that failed; a kernel that died
         name = getattr(error, "ename", type(error).__name__)
         said = str(getattr(error, "evalue", error)).strip().splitlines() or ["no message"]
@@ -150,6 +150,9 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=ROOT / "book/runs", metavar="FOLDER")
     parser.add_argument("--minutes", type=float, default=60, help="begin nothing after so long")
     parser.add_argument("--only", default="", metavar="WORD", help="parts with WORD in their name")
+    parser.add_argument(
+        "--note", default="", help="a sentence for readers, such as what ran beside"
+    )
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
     # In a process of its own: CUDA started here would take memory from the chapters.
@@ -157,7 +160,7 @@ def main() -> int:
         facts = pool.apply(machine_facts)
     if options.machine != facts["machine"]:
         parser.error(f"this machine is {facts['machine']!r}, not {options.machine!r}")
-    facts |= {"date": datetime.date.today().isoformat(), "commit": commit()}
+    facts |= {"date": datetime.date.today().isoformat(), "commit": commit(), "note": options.note}
     parts = {name: path for name, path in parts_of_the_book().items() if options.only in name}
     with tempfile.TemporaryDirectory() as programs:
         prepare_environment(Path(programs))

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,18 @@ def refresh(path: Path) -> None:
     write_notebook(notebook, path)
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path, timeout: int = 300) -> None:
+def execute(notebook: nbformat.NotebookNode, folder: Path, seconds: Callable = lambda: 300) -> None:
     """Run `notebook` in a clean kernel in `folder` and normalise it, also if a cell fails.
 
-    No cell may take longer than `timeout` seconds. What a failing cell raises is raised; the cells
-    after it have no outputs then.
+    No cell may take longer than `seconds` says when it begins. What a failing cell raises is
+    raised; the cells after it have no outputs then.
     """
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in cells:
         cell.outputs, cell.execution_count = [], None
     client = Recorder(
         notebook,
-        timeout=timeout,
+        timeout_func=lambda cell: seconds(),
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         # Otherwise every cell's metadata would carry the time at which it ran.

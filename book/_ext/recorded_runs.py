@@ -88,7 +88,7 @@ def note(app, machine, chapter):
     told = (
         f"This page as it ran on **{label(machine)}** on {facts['date']}, with PyTorch "
         f"{facts['torch']}. The text is the chapter's, and the numbers in it are those of the "
-        f"chapter's own outputs. [More about this run](/{WHERE}.md)."
+        f"chapter's own outputs. {facts.get('note', '')} [More about this run](/{WHERE}.md)."
     )
     ended = facts["parts"].get(chapter, {}).get("ended", "passed")
     if ended != "passed":
@@ -181,7 +181,7 @@ def machines_list(app):
     for machine, facts in app.recorded_runs.items():
         pages = recorded(app, machine)
         when = f"on {facts['date']}, commit {(facts['commit'] or 'not known')[:12]}"
-        yield f"**{label(machine)}**, {when}: {told_of(facts)}. Run there:"
+        yield f"**{label(machine)}**, {when}: {told_of(facts)}. {facts.get('note', '')} Run there:"
         yield ""
         for name, part in facts["parts"].items():
             link = f"[{short(name)}](/{pages[name]}.ipynb)" if name in pages else f"`{name}`"

@@ -10,6 +10,7 @@ import pytest
 from running import ROOT, parsed, sphinx
 
 from tools import machine_facts
+from tools.record import run_notebook
 
 CHAPTERS = {
     "01_fine": ["import os, socket\nprint(os.getcwd(), f'{socket.gethostname()}:29500')"],
@@ -56,6 +57,17 @@ def run(repository):
     done = record(repository, machine)
     assert done.returncode == 1, done.stderr  # a chapter and a test have failed
     return repository / "book/runs" / machine
+
+
+def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(tmp_path):
+    cells = [nbformat.v4.new_code_cell(text) for text in ("1", "import time; time.sleep(900)")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbformat.write(notebook, tmp_path / "04_long.ipynb")
+    kept = tmp_path / "kept.ipynb"
+    assert run_notebook(tmp_path / "04_long.ipynb", kept, 20, str)["ended"].startswith(
+        "CellTimeout"
+    )
+    assert len(nbformat.read(kept, as_version=4).cells) == 2
 
 
 def test_a_run_is_only_recorded_under_the_name_of_its_machine(repository):
