@@ -160,8 +160,14 @@ def test_two_folders_agree_only_if_names_and_contents_do(tmp_path):
     assert len({ours, *others}) == 6
 
 
+@pytest.fixture
+def without_gpus(monkeypatch):
+    """Two ranks that share a machine's only GPU would be a problem of their own."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.mark.slow
-def test_two_ranks_of_torchrun_get_an_ok():
+def test_two_ranks_of_torchrun_get_an_ok(without_gpus):
     command = [*TORCHRUN, "--nproc-per-node=2", *DOCTOR, "--program", __file__]
     lines = ran(*command).splitlines()
     assert lines[0].split()[:3] == ["host", "address", "ranks"]
@@ -189,7 +195,7 @@ def test_a_rank_that_registers_and_then_hangs_is_named_in_time(capsys):
 
 
 @pytest.mark.slow
-def test_another_version_and_the_wrong_interface_are_named(capsys):
+def test_another_version_and_the_wrong_interface_are_named(capsys, without_gpus):
     def other_version():
         torch.__version__ = "2.3.4"
 

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from running import ROOT, wait_until
 from safetensors.torch import load_file
-from test_rungs import run_here, run_on_ranks
+from test_rungs import WITHOUT_GPUS, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -421,6 +421,7 @@ def test_ranks_whose_torchrun_is_ended_save_and_end(tokens, tmp_path, number):
     options = ["--out", tmp_path, "--data", tokens, *SMALL, "--steps", 10**6]
     command += map(str, [PROGRAM, *options])
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["env"] = os.environ | WITHOUT_GPUS  # there may be only one
     with subprocess.Popen(command, start_new_session=True, **quiet) as torchrun:
         try:
             wait_until((tmp_path / "log.jsonl").exists, limit=500)
