@@ -4,6 +4,7 @@ What they do, once there: `test_statements_on_devices.py`, under `make test-simu
 """
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -124,6 +125,21 @@ print(*(warning.message for warning in said), sep="\\n")
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_profile_of_both_kinds_of_activity_has_the_cpus_operations_and_no_word_of_what_failed():
+    code = """
+import torch
+from torch.profiler import profile, supported_activities
+with profile(activities=supported_activities(), acc_events=True) as profiled:
+    torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")
+print(*{event.key for event in profiled.key_averages()} & {"aten::mm"}, len(supported_activities()))
+"""
+    command = [*SIMULATE, "--with-real-gpu", "1", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "aten::mm 2\n"
+    assert "Failed" not in done.stderr
+
+
 def test_memory_ends_at_its_limit_and_whoever_measures_time_is_warned():
     said = ran(*SIMULATE, "--memory", "8e6", "2", "python", "-c", LIMITED).splitlines()
     assert said[0].startswith(

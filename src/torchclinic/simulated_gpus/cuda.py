@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from torchclinic.simulated_gpus.placing import (
     ALL,
@@ -345,6 +346,10 @@ def simulate_cuda() -> None:
     for module in (cuda, cuda.streams, torch):
         module.Stream, module.Event = Stream, Event
     torch.Generator = Generator
+    # Without CUPTI, the profiler would ask for a CUDA event at each operation, and print what failed.
+    both_kinds = torch.autograd._supported_activities() | {ProfilerActivity.CUDA}
+    for module in (torch.autograd, torch.autograd.profiler):
+        module._supported_activities = lambda: both_kinds
     for gpu in ALL:
         gpu.generator = Generator("cpu")
         gpu.generator.seed_and_offset = [SEED, 0]
