@@ -346,7 +346,7 @@ def simulate_cuda() -> None:
     for module in (cuda, cuda.streams, torch):
         module.Stream, module.Event = Stream, Event
     torch.Generator = Generator
-    # Without CUPTI, the profiler would ask for a CUDA event at each operation, and print what failed.
+    # Without CUPTI the profiler asks for a CUDA event at each operation, and prints what failed.
     both_kinds = torch.autograd._supported_activities() | {ProfilerActivity.CUDA}
     for module in (torch.autograd, torch.autograd.profiler):
         module._supported_activities = lambda: both_kinds
