@@ -116,7 +116,7 @@ def test_a_slip_in_a_short_word_is_corrected_too(opened):
 def test_the_dialog_has_a_way_out_and_comes_back_with_what_was_asked(visit):
     page = visit("notebooks/04_tensors_across_devices.html")
     page.keyboard.press("Control+k")
-    page.keyboard.type("metrics over ranks")
+    page.keyboard.insert_text("metrics over ranks")
     page.locator("#pst-search-dialog .search-hits a").first.click()
     page.wait_for_url("**/09_rung_4_distributed.html#metrics-over-ranks")
     page.keyboard.press("Control+k")
@@ -218,7 +218,7 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(visit
     assert not page.locator("#pst-search-dialog").is_visible()
     page.keyboard.press("Control+k")
     page.keyboard.press("Control+a")
-    page.keyboard.type("set_epoch")
+    page.keyboard.insert_text("set_epoch")
     page.wait_for_selector(f"#pst-search-dialog .search-hits a[href$='{QUERIES['set_epoch']}']")
     for key in ("ArrowDown", "ArrowDown", "ArrowUp", "ArrowUp"):
         page.keyboard.press(key)
@@ -232,7 +232,7 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(visit
     page.wait_for_url("**/02_models_on_disk.html#what-is-a-state-dict")
     page.keyboard.press("Control+k")
     page.keyboard.press("Control+a")
-    page.keyboard.type("state_dict")
+    page.keyboard.insert_text("state_dict")
     page.locator("#pst-search-dialog .search-more a[href$='state_dict']").press("Enter")
     page.wait_for_url("**/search.html?q=state_dict")  # an address to pass on
     page.wait_for_selector(".bd-search-container .search-hits a")
