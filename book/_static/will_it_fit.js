@@ -267,7 +267,9 @@
     if (kind === "fits") return [kind, sentence, untested(gpus)];
     let enough = gpus;
     while (enough <= MOST_GPUS && verdict(on(enough)[COLUMNS.fsdp], have) !== "fits") enough += 1;
-    const more = phrase(enough > MOST_GPUS ? "never" : "enough", { ...gaps, most: MOST_GPUS, gpus: enough });
+    const whole = estimating.on_the_gpu(on(MOST_GPUS)[COLUMNS.fsdp].total)[1]; // what is not divided
+    const how = enough > MOST_GPUS ? "never" : enough > 64 && whole > 0.9 * have ? "far" : "enough";
+    const more = phrase(how, { ...gaps, most: MOST_GPUS, gpus: enough });
     return [kind, sentence, ...cures(gpus, have, kind), more, phrase("host"), untested(gpus)];
   }
 

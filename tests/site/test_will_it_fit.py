@@ -161,6 +161,8 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
         totals.append(float(column(page, 4)[-3]))
     most = [will_it_fit.on_the_gpu(total * 1e9)[1] / 1e9 for total in totals]
     assert most[1] <= 25.4 < most[0]
+    follow(page, "model=llama-8b&gpu=rtx4090")
+    assert "More GPUs hardly help: FSDP fits from 5" in page.locator(".memory-more").inner_text()
     follow(page, "model=70b&batch=64")
     assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-more").inner_text()
 
