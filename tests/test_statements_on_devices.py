@@ -819,6 +819,22 @@ def test_the_peak_of_memory_stays_until_it_is_reset():
     assert torch.cuda.max_memory_allocated() == before == torch.cuda.memory_allocated()
 
 
+@gpu("docs torch.amp: CPU op-specific behavior, whose list for float32 has no softmax")
+def test_autocast_of_the_cpu_leaves_a_softmax_there_in_bfloat16():
+    scores = torch.ones(2, 2, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cuda", torch.bfloat16):
+        assert scores.softmax(-1).dtype == torch.bfloat16
+        assert scores.cuda().softmax(-1).dtype == torch.float32
+
+
+@gpu("torch/autograd/graph.py GradientEdge; torch.distributed.pipelining's backward pass")
+def test_a_backward_pass_may_begin_at_an_edge_of_the_graph():
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    edge = torch.autograd.graph.get_gradient_edge(2 * x)
+    torch.autograd.backward([edge], [torch.ones(2, device="cuda")])
+    assert x.grad.tolist() == [2, 2]
+
+
 @gpu("an H200 with torch 2.11")
 def test_a_peak_is_not_reset_before_cuda_has_started():
     code = """

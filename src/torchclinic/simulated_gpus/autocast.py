@@ -54,8 +54,11 @@ def casts(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float32, *HALVES) and enabled(device_of(tensor).type)
 
 
-def computed(run: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What `run` gives if its arguments have first become what autocast has them be."""
+def computed(run: Any, name: str, of_both: bool, *args: Any, **kwargs: Any) -> Any:
+    """What `run` gives if its arguments have first become what autocast has them be.
+
+    `of_both` says whether the CPU's own autocast has the operation in a list, too.
+    """
     found = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and casts(t)]
     if name == "binary_cross_entropy" and any(t.is_cuda for t in found):
         raise RuntimeError(
@@ -68,7 +71,7 @@ def computed(run: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     keep = name in WIDEST and all(tensor.dtype in HALVES for tensor in found)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        if keep or not casts(tensor):
+        if keep or not casts(tensor) or not (of_both or tensor.is_cuda):
             return tensor
         return tensor.to(dtype_of(device_of(tensor).type) if name in LOW else torch.float32)
 
@@ -87,8 +90,9 @@ def simulate_autocast() -> None:
         name, _, overload = name.partition(".")
         if library != "aten" or name in LEFT or not has(whole, "AutocastCUDA"):
             continue
-        if name in LOW or name == "binary_cross_entropy" or not has(whole, "AutocastCPU"):
+        of_both = has(whole, "AutocastCPU")
+        if name in LOW or name == "binary_cross_entropy" or not of_both:
             run = getattr(getattr(torch.ops.aten, name), overload or "default")
-            kernel = functools.partial(computed, run, name)
+            kernel = functools.partial(computed, run, name, of_both)
             with warnings.catch_warnings(action="ignore"):  # PyTorch 2.10 tells of an override
                 kernels.impl(run, kernel, "AutocastCPU", allow_override=True)

@@ -174,7 +174,8 @@ real_make_grads = torch.autograd._make_grads
 
 def make_grads(outputs, grads, *args, **kwargs):
     for i, (output, grad) in enumerate(zip(outputs, grads, strict=False)):
-        if isinstance(grad, Tensor) and grad.device != output.device:
+        both = isinstance(grad, Tensor) and isinstance(output, Tensor)  # not a GradientEdge
+        if both and grad.device != output.device:
             raise RuntimeError(
                 f"invalid gradient at index {i} - expected device {output.device} but got "
                 f"{grad.device}"
