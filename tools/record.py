@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("machine", help="what this machine is: cpu, 1xH200, 2xT4 ...")
     parser.add_argument("--runs", type=Path, default=ROOT / "book/runs", metavar="FOLDER")
     parser.add_argument("--minutes", type=float, default=60, help="begin nothing after so long")
-    parser.add_argument("--only", default="", metavar="WORD", help="parts with WORD in their name")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="WORD", help="names, in order")
     parser.add_argument(
         "--note", default="", help="a sentence for readers, such as what ran beside"
     )
@@ -161,7 +161,8 @@ def main() -> int:
     if options.machine != facts["machine"]:
         parser.error(f"this machine is {facts['machine']!r}, not {options.machine!r}")
     facts |= {"date": datetime.date.today().isoformat(), "commit": commit(), "note": options.note}
-    parts = {name: path for name, path in parts_of_the_book().items() if options.only in name}
+    of_the_book = parts_of_the_book().items()
+    parts = {name: path for word in options.only for name, path in of_the_book if word in name}
     with tempfile.TemporaryDirectory() as programs:
         prepare_environment(Path(programs))
         record = Record(options.runs / options.machine, facts, until)
