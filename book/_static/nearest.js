@@ -8,7 +8,7 @@ function isSaid(text) {
   const oneLine = text.length < 200 && !text.includes("\n");
   const speaks = /\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}/;
   return letters / Math.max(1, text.replace(/\s/g, "").length) > 0.7 &&
-    (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|\w(?<!cuda)(?<!gpu)(?<!GPU):\d|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
+    (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
 }
 
 const nearest = ({ documents, others, silent }) => {

@@ -269,6 +269,8 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
     for long in (1, 30):  # which no file's name can be
         assert "\n  hang-p2p: " in explain("升级驱动后多卡训练卡住" * long)[1]
     assert "\n  all-on-gpu-0: " in explain("memory on cuda:0 is higher than on cuda:1")[1]
+    said_of_time = "big pause between two epochs: an epoch trains for 6:40"
+    assert "\n  workers-start-again: " in explain(said_of_time)[1]
     nearest = json.loads(explain("--json", said)[1])["nearest"]
     assert "notebooks/errors_training#accumulation-by-parts" in nearest
     assert len(nearest) == 3

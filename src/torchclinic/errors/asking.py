@@ -29,7 +29,8 @@ SAYS, LINE, LETTERS = 600, 200, 0.7
 SPEAKS = (
     r"\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}"
 )
-LOGGED = r"(?:^|\n)[\[{]|[|@]|\w(?<!cuda)(?<!gpu)(?<!GPU):\d"
+# A place or an address, not cuda:0 and not a time such as 6:40.
+LOGGED = r"(?:^|\n)[\[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})"
 LOGGED += r"|(?:\n[*-] [a-z]{2,12}: .*){3}"  # of changes
 
 
