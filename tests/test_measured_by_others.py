@@ -137,12 +137,9 @@ def test_the_figure_has_a_dot_for_each_row():
 
 @pytest.mark.slow
 def test_rows_measured_here_pass_the_check_of_the_table_and_say_that_a_cpu_is_no_gpu():
-    command, on_cpu = (
-        [sys.executable, "-m", "benchmarks.measure_here"],
-        {"CUDA_VISIBLE_DEVICES": ""},
-    )
-    options = {"cwd": ROOT, "env": os.environ | on_cpu}  # sizes for a GPU would take minutes
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # sizes for a GPU would take minutes
+    command = [sys.executable, "-m", "benchmarks.measure_here"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = measured_by_others.read(done.stdout.splitlines())
     measured_by_others.check(rows)

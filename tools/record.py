@@ -29,7 +29,7 @@ from nbclient.exceptions import CellControlSignal
 from tools.machine_facts import ROOT, commit, machine_facts
 from tools.refresh import NOTEBOOKS, execute, write_notebook, write_text
 
-LIMIT = 300  # seconds: a chapter, a file of tests
+LIMIT = 300  # seconds: a cell, a file of tests
 SAME = ("machine", "gpus", "torch", "commit")  # or it is another run
 
 
@@ -41,29 +41,34 @@ class Record:
         self.file, self.clean = folder / "machine.json", cleaner()
         before = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
         goes_on = all(before.get(key) == facts[key] for key in SAME)
-        self.facts = before if goes_on else facts | {"parts": {}}
+        note = facts["note"] or before.get("note", "")
+        self.facts = before | {"note": note} if goes_on else facts | {"parts": {}}
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, name: str, path: Path) -> None:
         """Run a notebook or a file of tests, unless it has passed or no time is left."""
-        left = self.until - time.monotonic()
-        if self.facts["parts"].get(name, {}).get("ended") == "passed" or left < 30:
-            return
         start = time.monotonic()
+        if self.facts["parts"].get(name, {}).get("ended") == "passed" or self.until - start < 30:
+            return
         run = run_notebook if path.suffix == ".ipynb" else run_tests
-        outcome = run(path, self.folder / path.name, min(LIMIT, int(left) - 15), self.clean)
+        outcome = run(path, self.folder / path.name, self.until - 15, self.clean)
         outcome["seconds"] = round(time.monotonic() - start, 1)
         self.facts["parts"][name] = outcome
         write_text(json.dumps(self.facts, indent=1, ensure_ascii=False) + "\n", self.file)
         print(f"{name}: {outcome['ended']}, {outcome['seconds']} s", flush=True)
 
 
-def run_notebook(path: Path, target: Path, limit: int, clean) -> dict:
+def seconds(until: float) -> int:
+    """For a cell or a file of tests that begins now."""
+    return max(1, min(LIMIT, int(until - time.monotonic())))
+
+
+def run_notebook(path: Path, target: Path, until: float, clean) -> dict:
     """Run one chapter, keep it at `target` as far as it came, and tell how it ended."""
     notebook: Any = nbformat.read(path, as_version=4)
-    ended, until = "passed", time.monotonic() + limit
+    ended = "passed"
     try:
-        execute(notebook, path.parent, lambda: max(1, int(until - time.monotonic())))
+        execute(notebook, path.parent, lambda: seconds(until))
     except (CellControlSignal, RuntimeError) as error:  # a cell that failed; a kernel that died
         name = getattr(error, "ename", type(error).__name__)
         said = str(getattr(error, "evalue", error)).strip().splitlines() or ["no message"]
@@ -74,9 +79,10 @@ def run_notebook(path: Path, target: Path, limit: int, clean) -> dict:
     return {"ended": ended}
 
 
-def run_tests(path: Path, target: Path, limit: int, clean) -> dict:
+def run_tests(path: Path, target: Path, until: float, clean) -> dict:
     """What pytest says last of a file's tests marked ``gpu`` or ``multigpu``."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rf"]
+    limit = seconds(until)
     try:
         done = subprocess.run(
             [*pytest, "-m", "gpu or multigpu", path],
@@ -149,7 +155,7 @@ def main() -> int:
     parser.add_argument("machine", help="what this machine is: cpu, 1xH200, 2xT4 ...")
     parser.add_argument("--runs", type=Path, default=ROOT / "book/runs", metavar="FOLDER")
     parser.add_argument("--minutes", type=float, default=60, help="begin nothing after so long")
-    parser.add_argument("--only", nargs="*", default=[""], metavar="WORD", help="names, in order")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="names, in order")
     parser.add_argument(
         "--note", default="", help="a sentence for readers, such as what ran beside"
     )

@@ -163,6 +163,8 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     assert most[1] <= 25.4 < most[0]
     follow(page, "model=llama-8b&gpu=rtx4090")
     assert "More GPUs hardly help: FSDP fits from 5" in page.locator(".memory-more").inner_text()
+    follow(page, "model=70b&gpu=h100&gpus=8&batch=2", case="")  # as many, but of what FSDP divides
+    assert "FSDP fits from 9" in page.locator(".memory-more").inner_text()
     follow(page, "model=70b&batch=64")
     assert "FSDP does not fit on 4096 GPUs either" in page.locator(".memory-more").inner_text()
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 
 import nbformat
 import pytest
@@ -54,20 +55,26 @@ def record(repository, *options):
 @pytest.fixture(scope="module")
 def run(repository):
     machine = machine_facts.machine_facts()["machine"]
-    done = record(repository, machine)
+    done = record(repository, machine, "--only", "02_", "01_", "tests/", "--note", "Beside others.")
     assert done.returncode == 1, done.stderr  # a chapter and a test have failed
     return repository / "book/runs" / machine
 
 
-def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(tmp_path):
+@pytest.mark.parametrize(("a_cell", "all_cells"), [(20, 900), (900, 20)])
+def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(
+    tmp_path, monkeypatch, a_cell, all_cells
+):
+    monkeypatch.setattr("tools.record.LIMIT", a_cell)
     cells = [nbformat.v4.new_code_cell(text) for text in ("1", "import time; time.sleep(900)")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     nbformat.write(notebook, tmp_path / "04_long.ipynb")
     kept = tmp_path / "kept.ipynb"
-    assert run_notebook(tmp_path / "04_long.ipynb", kept, 20, str)["ended"].startswith(
-        "CellTimeout"
-    )
-    assert len(nbformat.read(kept, as_version=4).cells) == 2
+    until = time.monotonic() + all_cells
+    outcome = run_notebook(tmp_path / "04_long.ipynb", kept, until, str)
+    assert outcome["ended"].startswith("CellTimeout")
+    first, _ = nbformat.read(kept, as_version=4).cells
+    if a_cell < all_cells:  # else a slow kernel may have left no time for it
+        assert first.outputs[0].data["text/plain"] == "1"
 
 
 def test_a_run_is_only_recorded_under_the_name_of_its_machine(repository):
@@ -79,6 +86,7 @@ def test_a_run_is_only_recorded_under_the_name_of_its_machine(repository):
 
 def test_outcomes_of_chapters_and_gpu_tests_are_kept_as_far_as_they_got(run):
     parts = json.loads((run / "machine.json").read_text())["parts"]
+    assert list(parts) == ["02_stops", "01_fine", "tests/test_gpus.py"]  # as they were asked for
     assert parts["01_fine"]["ended"] == "passed"
     assert parts["02_stops"]["ended"] == "ValueError: no GPU"
     assert parts["tests/test_gpus.py"]["told"].startswith("1 failed, 1 passed")
@@ -127,10 +135,17 @@ def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
     assert line.a.text == "2x T4"
     stopped = parsed(site / "book/runs/2xT4/02_stops.html")
     assert "ValueError: no GPU" in stopped.select_one(".admonition").text
+    assert "Beside others." in stopped.select_one(".admonition").text
     assert "before" in stopped.select_one(".cell_output").text
     links = {a.text: a["href"] for a in stopped.select("section > p a.reference")}
     assert links == {"PyTorch": "https://pytorch.org"}
     told = parsed(site / "book/where_this_was_run.html").select_one("article").text
-    for words in ("not noted", "2x T4, on 20", "ValueError: no GPU", "1 failed, 1 passed"):
+    for words in (
+        "not noted",
+        "2x T4, on 20",
+        "Beside others.",
+        "ValueError: no GPU",
+        "1 failed, 1 passed",
+    ):
         assert words in told
     assert "Nothing ran on Kaggle" not in told
