@@ -271,6 +271,8 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
     assert "\n  all-on-gpu-0: " in explain("memory on cuda:0 is higher than on cuda:1")[1]
     said_of_time = "big pause between two epochs: an epoch trains for 6:40"
     assert "\n  workers-start-again: " in explain(said_of_time)[1]
+    for logged in ("12:34:56 the training", "10.0.0.1:29500: the training"):
+        assert "no error in this log" in explain(f"{logged} is slow on two gpus")[1]
     nearest = json.loads(explain("--json", said)[1])["nearest"]
     assert "notebooks/errors_training#accumulation-by-parts" in nearest
     assert len(nearest) == 3
