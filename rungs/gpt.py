@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import logging
 import math
 import os
 import re
@@ -177,7 +178,9 @@ class GPT(nn.Module):
             std *= not name.endswith("lora_b")  # at first, the adapters change nothing
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
             new = torch.ones(value.shape) if "norm" in name else new * std
-            new = base.get_tensor(name).float() if base and "lora" not in name else new
+            if base and "lora" not in name:
+                new = base.get_tensor(name).float()
+                new.isfinite().all() or leave(f"--base: {name} has numbers that are not finite")
             new = new.to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
                 at = value.device_mesh, value.placements
@@ -263,6 +266,9 @@ def join(args):
     backend, alone = dist.get_default_backend_for_device(device), "RANK" not in os.environ
     group = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
     if device.type != "cpu":
+        here, cards = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.accelerator.device_count()
+        if here > cards:
+            leave(f"{here} processes on a host that has {cards} GPU(s): --nproc-per-node={cards}")
         device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", 0)))
         torch.accelerator.set_device_index(device.index)
     if backend != "gloo":  # for the GPU; gloo then sends what is on the CPU, such as a signal
@@ -337,7 +343,8 @@ def hold(args):
     args.out.mkdir(parents=True, exist_ok=True)
     path, flags = args.out / ".run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     lock, host = os.fdopen(os.open(path, flags, 0o666), "r+", errors="replace"), os.uname().nodename
-    text, silent = lock.read(200), time.time() - path.stat().st_mtime
+    with tempfile.TemporaryFile(dir=args.out) as new:  # on the clock that dates the lock
+        text, silent = lock.read(200), os.fstat(new.fileno()).st_mtime - path.stat().st_mtime
     if text and not (holder := HOLDER.fullmatch(text)):
         return "its .run.lock is not of this program"
     try:
@@ -445,6 +452,7 @@ def load(folder, model, optimizer, scaler):
 def load_newest(args, steps, *parts):
     """From the newest checkpoint that is whole; those that are not are set aside."""
     damaged = {}
+    logging.getLogger().setLevel(logging.ERROR)  # dcp warns with tracebacks of what is said here
     for step in steps:
         folder = args.out / f"step-{step:08d}"
         try:
@@ -576,7 +584,7 @@ def train_model(args, model, called, optimizer, scaler, start, progress, data, h
         where = f"{args.parallel} on {args.ranks} x {args.device.type}"
         say(f"{count:,} parameters, {args.precision}, {where}, from step {start}")
     sums, since = progress[0], start - int(progress[1])  # of the losses after that step
-    saving, clock = None, time.perf_counter()
+    saving, clock, timed_from = None, time.perf_counter(), start
     with profiler_of(args) as profiler:
         for step, tokens in enumerate(data, start + 1):
             torch.manual_seed((args.seed * args.steps + step) * args.ranks + args.rank)  # dropout
@@ -603,9 +611,11 @@ def train_model(args, model, called, optimizer, scaler, start, progress, data, h
                 if not math.isfinite(validation):
                     leave(f"step {step}: it diverged, and is not saved. Try a lower --lr.")
                 clock = time.perf_counter() - seconds  # without validation
+            if step == start + 1 and not line:  # it compiled, and woke the GPU
+                clock, timed_from = time.perf_counter(), step
             if line:
                 norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-                rate = (step - max(since, start)) * args.batch * args.context / seconds
+                rate = (step - max(since, timed_from)) * args.batch * args.context / seconds
                 share = rate / args.ranks / peak
                 row = {"step": step, "loss": loss.item() / (step - since), "norm": norm.item()}
                 row |= {"learning_rate": group["lr"], "validation": validation}

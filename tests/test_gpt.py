@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import json
+import logging
+import math
 import os
 import random
 import re
@@ -45,7 +47,9 @@ def gpt():
 @pytest.fixture(autouse=True)
 def usual_signals():
     usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    level = logging.getLogger().level
     yield
+    logging.getLogger().setLevel(level)
     for number, handler in usual.items():
         signal.signal(number, handler)
 
@@ -338,11 +342,12 @@ def damage(folder, kind):
 
 @pytest.mark.parametrize("kind", ["flipped", "missing", ".metadata", "cut"])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_goes_on(
-    whole, tokens, tmp_path, kind
+    whole, tokens, tmp_path, caplog, kind
 ):
     out = shutil.copytree(whole, tmp_path / "out")
     damage(out / "step-00000020", kind)
     stdout = run(out, tokens).stdout
+    assert not caplog.text  # dcp would warn with tracebacks
     assert re.match(
         r".*/step-00000020 is damaged \(\w+: .*\): it is step-00000020.damaged-", stdout
     )
@@ -527,6 +532,41 @@ def test_two_runs_in_one_folder_never_mix_whichever_is_first(tokens, tmp_path):
             first.kill()
     with sole_use(tmp_path):
         pass
+
+
+def test_the_first_step_is_not_in_the_speed(tokens, tmp_path):
+    """It compiles, and starts the GPU."""
+    clip, seconds = torch.nn.utils.clip_grad_norm_, [5]
+
+    def slow(*given):
+        time.sleep(seconds.pop() if seconds else 0)
+        return clip(*given)
+
+    with mock.patch("torch.nn.utils.clip_grad_norm_", slow):
+        run(tmp_path / "out", tokens, "--steps", 4)
+    rows = list(map(json.loads, (tmp_path / "out" / "log.jsonl").open()))
+    assert rows[0]["tokens_per_second"] > 2 * (2 * 24 * 16 / 5)
+
+
+def test_more_processes_than_gpus_are_told_in_one_sentence(tmp_path):
+    env = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "WORLD_SIZE": "3"}
+    command = [sys.executable, "-m", "torchclinic", "simulate", "--with-real-gpu", "2"]
+    command += [sys.executable, PROGRAM, "--out", "out"]
+    env |= {"CUDA_VISIBLE_DEVICES": "0,1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env
+    )
+    assert done.returncode == 1
+    said = "3 processes on a host that has 2 GPU(s): --nproc-per-node=2"
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_base_that_has_diverged_is_refused(gpt):
+    base = mock.Mock(get_tensor=lambda name: torch.full((26, 64), math.nan))
+    model, _ = new_model(gpt)
+    with pytest.raises(SystemExit, match=r"--base: embedding.weight has numbers that are not fin"):
+        model.initialize(0, base)
 
 
 def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens, tmp_path):
