@@ -429,13 +429,13 @@ def test_every_epoch_reads_the_same_images_in_another_order(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_a_program_for_gpus_trains_on_them(name, tmp_path):
     path = tmp_path / "lenet.pt"
-    options = ["--data", data.BUNDLED, "--epochs", 2, "--save", path]
-    if name in RANKED:  # as many steps on any number of GPUs
-        options += ["--batch-size", 64 // torch.cuda.device_count()]
+    options = ["--data", few_images(tmp_path, 2000, 500), "--epochs", 1, "--lr", 0.1]
+    ranks = torch.cuda.device_count() if name in RANKED else 1  # as many steps on any number
+    options += ["--batch-size", 32 // ranks, "--save", path]
     done = run(name, *options, nproc=torch.cuda.device_count(), env={})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("training on cuda")
-    assert float(accuracy_printed(done)) > 75
+    assert float(accuracy_printed(done)) > 45
     assert {tensor.device.type for tensor in torch.load(path).values()} == {"cpu"}
 
 
