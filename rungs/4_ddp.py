@@ -55,7 +55,7 @@ def evaluate(model, batches, device):
 @record  # torchrun then names the error of the rank that failed first
 def main():
     parser = ArgumentParser(usage=SUPPRESS, epilog="An error? Add: 2>&1 | torchclinic explain")
-    parser.print_usage = lambda _: time.sleep(30 * (os.getenv("RANK", "0") > "0"))  # rank 0 says it
+    parser.print_usage = lambda _: os.getenv("RANK", "0") == "0" or time.sleep(30)  # rank 0 says it
     parser.add_argument("--data", type=Path, required=True, help=".npz, or torchvision's folder")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="images per step and process")
