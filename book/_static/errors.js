@@ -134,8 +134,18 @@
     const search = make("a", "", phrase("search", { text }));
     search.href = `../search.html?q=${isShort ? inAddress(text) : ""}`;
     found.replaceChildren(...root(!program && unknown), ...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
-    if (said) nearestHits(text).then((hits) => text === answered && found.prepend(hits.hasChildNodes() ? hits : make("p", "", phrase("far"))), () => {});
-    return phrase(program ? "other" : isError ? "none" : "short", { program });
+    const nothing = phrase(program ? "other" : isError ? "none" : "short", { program });
+    if (!said) return nothing;
+    showNearest(text, nothing);
+    return clinic.fails(text) ? nothing : ""; // of words, what is near is said first
+  }
+
+  /** What is nearest to what somebody says, above it so; or that there is `nothing`. */
+  async function showNearest(text, nothing) {
+    const hits = await nearestHits(text).catch(() => null);
+    if (text !== answered) return;
+    if (hits) found.prepend(hits.hasChildNodes() ? hits : make("p", "", phrase("far")));
+    says.textContent ||= hits?.hasChildNodes() ? phrase("near") : nothing;
   }
 
   let worker;

@@ -99,10 +99,10 @@ const finding = (rules) => {
   function find(log, { text, starts, fours } = squeeze(log)) {
     const lineOf = (place) => countTo(starts, place);
     const places = new Map();
-    for (const { id, patterns } of rules.errors) {
+    for (const { id, patterns, unless } of rules.errors) {
       const possible = patterns.filter((pattern) => pattern.every((piece) => mayHold(fours, piece)));
       const found = possible.flatMap((pattern) => placesOf(text, pattern));
-      if (found.length) places.set(id, inOrder(found));
+      if (found.length && !unless.some((pattern) => placesOf(text, pattern).length)) places.set(id, inOrder(found));
     }
     if (places.size && otherProgram(log)) return [];
     const known = rules.errors.filter(({ id }) => places.has(id));

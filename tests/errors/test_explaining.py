@@ -141,6 +141,12 @@ def test_what_stands_around_an_error_decides():
     port = "RuntimeError: The server socket has failed to listen on any address. port: {}"
     broken = "[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out."
     dtype = "RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float"
+    fork = "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with {}"
+    target = "IndexError: Target {} is out of bounds."
+    clients = (
+        "DistStoreError: Timed out after 1801 seconds waiting for clients. 1/8 clients joined."
+    )
+    page_of_vllm = '(EngineCore_0 pid=7) File "/x/site-packages/vllm/v1/engine.py", line 3, in f\n'
     hosts = "torchrun --nnodes=2 --nproc_per_node=4 train.py\n"
     for log, case in [
         (f"{inplace}\n\nOn one GPU there is no error.", ""),
@@ -154,6 +160,38 @@ def test_what_stands_around_an_error_decides():
         (f"{hosts}Watchdog caught collective operation timeout\n{broken}", ""),
         (dtype, ""),
         (f"{dtype}\n\nI converted all layers to fp16 before.", "You changed the type"),
+        (f"{page_of_vllm}{fork}", "vLLM: `export V"),
+        (f'File "/envs/vllm/lib/python3.11/x.py", line 3, in f\n{fork}', ""),
+        ("Ubuntu on WSL2\nLoading\nKilled\n", "WSL has half of"),
+        ("Ubuntu\nLoading\nKilled\n", ""),
+        (target.format(255), "255 in masks ma"),
+        (f"mask.unique(): [0, 1, 255]\n{target.format(21)}", "255 in masks ma"),
+        (f"mask * 255, target loss 255.3, tensor / 255, labels(255)\n{target.format(21)}", ""),
+        (f"GLOBAL_RANK: 0, MEMBER: 1/8\n{clients}", "Lightning under"),
+        (clients, ""),
+    ]:
+        assert case_of(log) == case[:15], log
+
+
+def test_a_full_memory_in_the_evaluation_of_a_trainer_is_not_that_of_an_own_loop():
+    full = "OutOfMemoryError: CUDA out of memory."
+    for frame, says in [
+        ("trainer.py", "in evaluation_loop"),
+        ("operations.py", "in _pad\n    pad_across_processes(tensor)"),
+        ("evaluation_loop.py", "in validation_step"),
+    ]:
+        log = f'Traceback (most recent call last):\n  File "/x/{frame}", line 3, {says}\n{full}'
+        (match,) = errors.find(log)
+        told = cases.this_case_first(match.error, match.place).partition("Otherwise")[0]
+        assert ("eval_accumulation_steps" in told) == ("validation" not in says), says
+
+
+def test_what_a_broken_download_says_is_an_lfs_pointer_or_a_web_page():
+    for log, case in [
+        ("UnpicklingError: invalid load key, 'v'.", "A Git LFS pointer"),
+        ("WeightsUnpickler error: Unsupported operand 118", "A Git LFS pointer"),
+        ("UnpicklingError: invalid load key, '<'.", "A web page (`in"),
+        ("UnpicklingError: invalid load key, '\\x1f'.", ""),
     ]:
         assert case_of(log) == case[:15], log
 
@@ -209,7 +247,7 @@ def test_good_logs_of_frameworks_hold_no_error(explain):
         "[2023-03-01 10:00:00,1] [INFO] fail_on_nan: on\n[rank1]: WARNING: libaio was not found",
     ):
         assert explain(given=log.encode())[1].startswith("There is no error in this log"), log
-    assert explain(given=b"exit code 1")[1].startswith("No entry")
+    assert explain(given=b"exit code 1")[1].startswith(telling.NEAREST)
     assert errors.find("Out of memory: Killed process 2211 (java) total-vm:1") == []
     assert errors.find("Out of memory: Killed process 2211 (python3) total-vm:1")
 
@@ -232,6 +270,14 @@ def test_a_log_of_warnings_alone_is_said_to_hold_no_error(explain):
     assert explain(given=f"{HEALTHY}{warning}\n".encode())[1].startswith(says)
     for line in ("Killed", "OSError: no such file", "The job failed"):
         assert says not in explain(given=f"{HEALTHY}{warning}\n{line}\n".encode())[1], line
+
+
+def test_for_words_what_is_near_is_said_first_and_for_a_message_that_no_entry_has_it(explain):
+    for said in ("the port is already in use, an error", "python killed in wsl"):
+        assert explain(said)[1].startswith(telling.NEAREST), said
+    message = "RuntimeError: the ranks hang in the validation"
+    assert explain(message)[1].startswith(f"{telling.UNKNOWN} {telling.NEAREST}")
+    assert "What to do: WSL has half" in " ".join(explain("python killed in wsl")[1].split())
 
 
 def test_an_unknown_error_has_the_status_1_and_what_to_collect_is_said(explain):

@@ -114,6 +114,23 @@ def test_an_escape_sequence_in_a_log_does_not_reach_the_terminal():
 # --- which comes first, and which gives way -----------------------------------------------------
 
 
+def test_a_full_disk_comes_before_the_file_that_it_cut_off():
+    cut = "RuntimeError: PytorchStreamReader failed reading zip archive"
+    full = "OSError: [Errno 28] No space left on device"
+    assert found(f"{cut}\nfirst:\n{full}") == found(f"{full}\nthen:\n{cut}") == ["disk-full"]
+    assert found(cut) == ["cut-off"]
+
+
+def test_a_start_that_went_on_is_no_hang():
+    waits = "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4"
+    assert found(f"{waits}\n") == ["lightning-slurm"]
+    for line in (
+        "All distributed processes registered. Starting with 4 processes",
+        "KeyError: 'k'",
+    ):
+        assert found(f"{waits}\n{line}\n") == found(f"{line}\n{waits}\n") == [], line
+
+
 @pytest.fixture
 def small(monkeypatch):
     """A catalogue of six entries."""

@@ -10,7 +10,7 @@ from test_browser import PHONE, assert_axe_finds_nothing
 
 from tools.clinic_notebooks import PARTS
 from torchclinic import errors
-from torchclinic.errors import asking, cases
+from torchclinic.errors import asking, cases, telling
 from torchclinic.errors.finding import GAP
 from torchclinic.errors.roots import unknown_root
 from torchclinic.errors.squeezing import signs as signs_of
@@ -267,6 +267,8 @@ def test_what_somebody_says_leads_to_the_same_three_in_the_box_and_in_the_termin
         best.first.wait_for()
         found = best.evaluate_all("all => all.map(a => a.href.split('/html/').at(-1))")
         wanted = asking.nearest(text)
+        says = page.locator("#log-says").inner_text()
+        assert says == ("No entry matches your log." if "Error" in text else telling.NEAREST)
         for link, address in zip(found, wanted, strict=True):
             assert link.replace(".html", "").endswith(address.partition("book/")[2] or address)
     page.locator("#log").fill("how do I bake a chocolate cake")

@@ -10,7 +10,7 @@ from collections import Counter
 from functools import cache
 from itertools import chain
 
-from torchclinic.errors.cases import bullets
+from torchclinic.errors.cases import about, bullets
 from torchclinic.errors.entries import CATALOGUE, Error, catalogue, page
 from torchclinic.errors.terminal import without_links
 
@@ -134,8 +134,12 @@ def _scores(question: str) -> dict[str, float]:
 
 
 def case_for(question: str, entry: Error) -> str:
-    """Of what an entry says to do, the case that has most of a question's words, if it has some."""
+    """Of what an entry says to do, the case that a question is about, as a log would be, or else
+    that has most of its words, if it has some.
+    """
     cases = bullets(entry)
+    if ours := about(entry, question.split("\n"), 0, 0):
+        return cases[ours[0]].removeprefix("- ")
     head = words(f"{entry.title} {entry.fix.partition(cases[0])[0] if cases[0] else entry.fix}")
     weights = {word: weight for word, weight in weights_of(question).items() if word not in head}
 

@@ -31,6 +31,7 @@ class Error:
     needs: str = "cpu"
     kind: str = "error"
     patterns: list[str] = field(default_factory=list)
+    unless: list[str] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
     fails: str = ""
     works: str = ""

@@ -68,6 +68,7 @@ def find(log: str) -> list[Match]:
     starts = [0, *accumulate(map(len, squeezed))]
     squeezed = "".join(squeezed)
     places = places_by_entry(squeezed)
+    places = {name: places[name] for name in places if not _is_excluded(name, squeezed)}
     if not places or other_program(log):
         return []
     named = places_of(["Error"], squeezed)
@@ -136,9 +137,9 @@ def _first(
 
 
 @cache
-def patterns_of(name: str) -> list[list[str]]:
+def patterns_of(name: str, field: str = "patterns") -> list[list[str]]:
     """The patterns of an entry, squeezed, each as the pieces between its gaps."""
-    return ["".join(squeeze(p)).split("*") for p in catalogue()[name].patterns]
+    return ["".join(squeeze(p)).split("*") for p in getattr(catalogue()[name], field)]
 
 
 def places_by_entry(text: str) -> dict[str, list[int]]:
@@ -155,6 +156,11 @@ def places_by_entry(text: str) -> dict[str, list[int]]:
                 if any(map(blocks.issuperset, _needed(pattern[0]))):
                     found += places_of(pattern, text, start, start + SLICE)
     return {name: sorted(found) for name, found in places.items() if found}
+
+
+def _is_excluded(name: str, text: str) -> bool:
+    """Whether a squeezed text holds what an entry is never found beside."""
+    return any(places_of(pattern, text) for pattern in patterns_of(name, "unless"))
 
 
 def _blocks(text: str) -> set[int]:

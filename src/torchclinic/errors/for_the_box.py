@@ -31,7 +31,7 @@ def rules() -> dict:
     rules["around"] = cases.NEARBY
     rules["errors"] = [
         {"id": e.id, "kind": e.kind, "over": e.over, "patterns": finding.patterns_of(e.id)}
-        | {"cases": cases.cases_of(e)}
+        | {"unless": finding.patterns_of(e.id, "unless"), "cases": cases.cases_of(e)}
         for e in catalogue().values()
     ]
     return rules

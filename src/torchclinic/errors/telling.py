@@ -15,7 +15,7 @@ from torchclinic.errors.finding import (
     patterns_of,
     places_of,
 )
-from torchclinic.errors.roots import unknown_root
+from torchclinic.errors.roots import first_failure, unknown_root
 from torchclinic.errors.squeezing import excerpt, signs, squeeze
 from torchclinic.errors.terminal import filled, without_links, wrapped
 
@@ -47,7 +47,9 @@ def explain(log: str, found: list[Match] | None = None) -> str:
         return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
     if not found and asking.is_said(log):
         near = [wrapped(_brief(address, log), "  ", "    ") for address in asking.nearest(log)]
-        head = [f"{UNKNOWN} " * bool(signs(log)) + (NEAREST if near else NOT_CLOSE)]
+        is_message = first_failure(log.split("\n")) is not None
+        unknown = is_message or (signs(log) and not near)
+        head = [f"{UNKNOWN} " * bool(unknown) + (NEAREST if near else NOT_CLOSE)]
         head = [_last_words(log), *head] if re.search(OF_A_PROGRAM, log) else head
         return "\n\n".join([*head, "\n".join(near), NEAREST_MORE, ASK] if near else [*head, ASK])
     root = _root(log, found)
