@@ -123,30 +123,29 @@ def row(rung, below):
 
 
 class Stairs(Rungs):
-    """The rungs as stairs, each with its time, or with its memory if it is no faster."""
+    """The rungs as stairs, each with its time."""
 
     has_content = True
 
     def run(self):
-        rows = [row(*pair) for pair in self.pairs()]
         parts = [raw('<div class="steps"><div class="grey">')]
         parts += [*self.parse_content_to_nodes(), raw("</div><ol>")]
-        for below, rung in zip([{}, *rows], rows, strict=False):
-            gain = rung["time"]
-            if gain == below.get("time"):
-                gain = f"{rung['gigabytes']} GB, not {below['gigabytes']}"
-            gain = re.sub(r"(?<!,) ", "\N{NO-BREAK SPACE}", gain)
+        for rung in (row(*pair) for pair in self.pairs()):
+            time = rung["time"].replace(" ", "\N{NO-BREAK SPACE}")
             name = f"**{rung['number']}** {rung.get('short', rung['title'])}"
             parts += [raw(f'<li style="--rung: {rung["color"]}; --step: {rung["number"]}">')]
             parts += self.parse_text_to_nodes(
-                f"{gain}\n\n[{name}](/notebooks/{rung['chapter']}.ipynb)"
+                f"{time}\n\n[{name}](/notebooks/{rung['chapter']}.ipynb)"
             )
             parts += [raw("</li>")]
         return [*parts, raw("</ol></div>")]
 
 
 class Chapters(SphinxDirective):
-    """The chapters by part; lines such as ``I have one GPU: 05 06`` are routes through them."""
+    """The chapters by part, in two columns, each of whole parts.
+
+    Lines such as ``I have one GPU: 05 06`` are routes through them.
+    """
 
     has_content = True
 
@@ -157,22 +156,28 @@ class Chapters(SphinxDirective):
         readme = (source / "README.md").read_text("utf-8")
         asked = dict(re.findall(r"^\| \[\d\d\]\((.*)\.ipynb\) \| (.*) \|$", readme, re.M))
         routes = [line.partition(": ")[::2] for line in self.content]
-        lines, minutes = [], {}
+        columns, minutes = [nodes.container(), nodes.container()], {}
         for part in yaml.safe_load((source / "_toc.yml").read_text("utf-8"))["parts"]:
-            pages = [page for each in part["chapters"] if (page := each["file"]) in asked]
-            lines += [f"**{part['caption']}**", ""] if pages else []
-            for page in pages:
+            column = columns[len(minutes) > len(asked) / 2]
+            lines = []
+            for page in (page for each in part["chapters"] if (page := each["file"]) in asked):
                 number = page[10:12]
                 minutes[number] = read, tasks = self.minutes(source / f"{page}.ipynb")
-                told = f"  {asked[page]} *{read} + {tasks} min*"
-                lines += [f"- {number} [](/{page}.ipynb)", "", told, ""]
-        index = nodes.container("", *self.parse_text_to_nodes("\n".join(lines)), classes=["index"])
-        for item, number in zip(index.findall(nodes.list_item), minutes, strict=True):
-            item["classes"] += [f"on-{n}" for n, (_, on) in enumerate(routes) if number in on]
+                lines += [f"- {number} [](/{page}.ipynb) *{read} + {tasks} min*", ""]
+                lines += [f"  {asked[page]}", ""]
+            if lines:
+                column += raw(f"<details open><summary>{part['caption']}</summary>")
+                column += [*self.parse_text_to_nodes("\n".join(lines)), raw("</details>")]
         for n, (name, chapters) in enumerate(routes):
             read, tasks = (sum(minutes[c][i] for c in chapters.split()) / 60 for i in (0, 1))
-            routes[n] = {"name": name, "hours": f"{read:.1f} + {tasks:.1f} h"}
-        return [rendered("routes.html", routes=routes), index]
+            routes[n] = {"name": name, "hours": f"{read:.1f} + {tasks:.1f} h", "on": chapters}
+        index = nodes.container("", rendered("routes.html", routes=routes), *columns)
+        index["classes"] = ["index"]
+        for item, number in zip(index.findall(nodes.list_item), minutes, strict=True):
+            item["classes"] += [
+                f"on-{n}" for n, route in enumerate(routes) if number in route["on"]
+            ]
+        return [index]
 
     def minutes(self, file):
         """What the chapter says of itself: minutes to read, and minutes of its exercises."""

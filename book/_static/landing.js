@@ -4,6 +4,11 @@ one(".ladder").addEventListener("change", ({ target }) => {
   if (mark) mark.closest("pre").scrollTop = mark.offsetTop - 40;
 });
 
+// A phone shows the parts, and their chapters when one is opened or a route is chosen.
+const parts = all(".index details");
+if (matchMedia("(max-width: 600px)").matches) for (const part of parts) part.open = false;
+one(".routes").addEventListener("change", () => parts.forEach((part) => { part.open = true; }));
+
 // A log that is pasted here is answered on the page of the error clinic: this tab takes it there in its
 // name, which no browser blocks, which has room, and which no history keeps. What is typed waits for the button.
 const paste = one("#paste");
