@@ -182,9 +182,15 @@
       if (select.value !== initial.get(select.dataset.name))
         sets(select.dataset.name).forEach((pair) => usual.set(...pair));
     const changed = [...usual].filter(([name, value]) => text(name) !== value || ["model", "gpu"].includes(name));
-    const link = new URLSearchParams(changed.map(([name]) => [name, text(name)]));
-    note(`#${link}`);
+    note(`#${new URLSearchParams(changed.map(([name]) => [name, text(name)]))}`);
   }
+
+  one("#copy-link").addEventListener("click", async ({ target }) => {
+    writeLink(); // it may be that of a heading
+    const copied = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+    spoken.textContent = target.textContent = phrase(copied ? "copied" : "not-copied");
+    setTimeout((words) => { target.textContent = words; }, 3000, phrase("copy-link"));
+  });
 
   function readLink() {
     const hash = location.hash.slice(1);

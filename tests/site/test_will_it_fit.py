@@ -457,6 +457,34 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     assert page.locator("#fit-gpus").input_value() == "4"
 
 
+CHANGE_ALL = """() => {
+    for (const field of document.querySelectorAll("[data-name]")) {
+        if (field.options) field.selectedIndex = field.options.length - 1;
+        else field.value = parseFloat(field.dataset.from) + 1;
+        field.dispatchEvent(new Event("input", {bubbles: true}));
+    }
+}"""
+VALUES = "[...document.querySelectorAll('[data-name]')].map(({id, value}) => [id, value])"
+
+
+def test_copy_link_gives_a_link_that_restores_every_field_and_says_whether_it_did(visit):
+    page = visit(OPENED, permissions=["clipboard-read", "clipboard-write"])
+    before = page.evaluate(VALUES)
+    page.evaluate(CHANGE_ALL)
+    changed = page.evaluate(VALUES)
+    assert sum(map(list.__ne__, before, changed)) > 40
+    page.evaluate("location.hash = '#the-formulas'")  # a heading's address has no settings
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    page.goto("about:blank")
+    page.goto(link)
+    assert page.evaluate(VALUES) == changed
+    page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject())")
+    page.get_by_role("button", name="Copy link").click()
+    page.get_by_role("button", name="Not copied").wait_for()
+
+
 HOSTILE = {"": "a number is missing", "2.5": "whole number"}
 HOSTILE |= dict.fromkeys(("-1", "1e99", "0"), "it must be from 1 to 4096")
 HOSTILE |= dict.fromkeys(
