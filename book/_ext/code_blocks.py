@@ -10,6 +10,7 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Generic, Name, Number, Text
 
 ONE_SCREEN = 48  # lines of a diff
+WIDEST = 110  # letters in a line of columns; a longer one is a sentence
 
 
 class TracebackLexer(RegexLexer):
@@ -72,6 +73,16 @@ def name_cells(app, doctree):
                 write(block, re.sub(r"^-{75}\n(\w+) +(?=Traceback)", r"\1  ", text, flags=re.M))
 
 
+def keep_columns(app, doctree):
+    """What stands in columns scrolls sideways where there is no room; sentences wrap."""
+    for block in doctree.findall(nodes.literal_block):
+        lines = block.astext().splitlines()
+        is_code = "ipython" in block.get("language", "")
+        in_columns = any(re.search(r"\S {2,}\S", line) for line in lines)
+        if in_columns and not is_code and max(map(len, lines)) < WIDEST:
+            block["classes"].append("columns")
+
+
 def name_folds(app, page, template, context, doctree):
     """What stands on a fold is its name, rather than "Toggle hidden content" for all of them."""
     if doctree:
@@ -109,7 +120,7 @@ def of_docstring(hunk):
 def setup(app):
     app.add_lexer("ipython-error", TracebackLexer)
     app.add_lexer("udiff", LinesLexer)
-    for change in (name_cells, shorten_diffs):
+    for change in (name_cells, shorten_diffs, keep_columns):
         app.connect("doctree-read", change)
     for change in (name_folds, keep_options_whole):
         app.connect("html-page-context", change)

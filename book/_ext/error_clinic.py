@@ -16,6 +16,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from book._ext.controls import raw
 from book._ext.descriptions import add_description
 from torchclinic import errors
 from torchclinic.errors import entries
@@ -90,7 +91,7 @@ class Index(SphinxDirective):
             whole = {"cause": error.cause, "fix": error.fix}
             parts = [self.part(f"error-{name}", text) for name, text in (brief | whole).items()]
             index += nodes.list_item("", *parts)
-        return [index]
+        return [raw(f"<details><summary>{len(index)} errors</summary>"), index, raw("</details>")]
 
     def part(self, name, markdown):
         """Text of the catalogue, whose links start from the notebooks, or from the entry's page."""

@@ -118,6 +118,28 @@ def test_no_line_of_an_exercise_is_cut_off_on_a_desk_or_on_a_phone(browser, addr
     page.close()
 
 
+def test_columns_keep_their_shape_on_a_phone_and_show_that_they_scroll_and_sentences_wrap(visit):
+    page = visit("book/broken_checkpoint.html", viewport=POCKET)
+    style = """pre => [
+        pre.scrollWidth > pre.clientWidth, getComputedStyle(pre).whiteSpace, pre.tabIndex]"""
+    columns = page.locator("pre", has_text="checksums").first
+    assert columns.evaluate(style) == [True, "pre", 0]
+    assert "gradient" in columns.evaluate("pre => getComputedStyle(pre).backgroundImage")
+    assert page.locator("pre", has_text="cut off").evaluate(style) == [False, "pre-wrap", -1]
+    page = visit("notebooks/14_checkpoints_across_rungs.html", viewport=POCKET)
+    columns = page.locator(".cell_output pre", has_text="averaged.pt").first
+    assert columns.evaluate(style) == [True, "pre", 0]
+    assert "gradient" in columns.evaluate("pre => getComputedStyle(pre).backgroundImage")
+
+
+def test_a_copy_button_gives_the_command_without_prompt_and_line_end(visit):
+    page = visit("index.html", permissions=["clipboard-read", "clipboard-write"])
+    page.locator(".highlight-console .copybtn").last.click()
+    page.wait_for_selector(".copybtn.success")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == "python gpt.py --data tokens.npy --context 256 --out text"
+
+
 def test_an_exercise_that_is_done_stays_marked_and_is_counted(visit):
     name = "notebooks/09_rung_4_distributed.html"
     page = visit(name)
