@@ -379,7 +379,8 @@ def find_start(args):
         if path.is_dir() or path.resolve() in others:
             return f"{path} is a folder, or another file of this run: name a new file"
         others.append(path.resolve())
-        tempfile.TemporaryFile(dir=path.parent).close()  # found out now, not after the training
+        beside(path).touch()  # found out now, not after the training
+        beside(path).unlink()
     fixed, file = [*STAYS, "precision", "sequences", "checksum"], args.out / "settings.json"
     now = {name: getattr(args, name) for name in [*OPTIONS, *fixed, "parallel", "data", "base"]}
     now = json.loads(json.dumps(now, default=lambda path: str(path.resolve())))
@@ -387,14 +388,16 @@ def find_start(args):
     if args.draw and not steps:
         return f"--draw: no checkpoint in --out {args.out}; train first, without --draw"
     own = (".run.lock", ".settings.json")  # what a start that failed may leave
+    foreign = f"--out {args.out} holds no run of this program: name a new folder to begin one"
     if not file.exists() and not all(path.name.endswith(own) for path in args.out.glob("*")):
-        return f"--out {args.out} holds no run of this program: name a new folder to begin one"
+        return foreign
     try:
-        was = json.loads(file.read_text()) if file.exists() and steps else now
+        was = json.loads(file.read_text()) if file.exists() else now
         changed = {k: f"{k} was {was[k]}, now {now[k]}" for k in now if was[k] != now[k]}
     except (ValueError, KeyError, TypeError):
         way = "begin the same run in a new folder, end it, and copy its settings.json here"
-        return f"{file} is damaged. Take it from a backup, or: {way}"
+        return f"{file} is damaged. Take it from a backup, or: {way}" if steps else foreign
+    changed = changed if steps else {}  # of a start that failed
     if other := "; ".join(changed[name] for name in fixed if name in changed):
         return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
     if not args.draw:
@@ -406,18 +409,30 @@ def find_start(args):
     return steps
 
 
+def sum_of(tensor, first):
+    """Of its bits, each times a number of its place, from `first`: what has moved is seen, too."""
+    total = 0
+    for part in tensor.contiguous().view(torch.int32).flatten().split(2**22):
+        times = torch.arange(first, first + len(part), device=part.device) * 0x1E3779B97F4A7C15
+        total, first = total + (part * (times ^ times >> 29 | 1)).sum(), first + len(part)
+    return total
+
+
 def sums_of(state):
-    """Checksums of each tensor's bits, and of all else: the same whether it is sharded or not."""
+    """Checksums of each tensor, and of all else: the same whether it is sharded or not."""
     moments = state["optimizer"]["state"].values()
     tensors = [*state["model"].values(), *(m for kinds in moments for m in kinds.values())]
     sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=tensors[0].device)
     shards = []
     for i, value in enumerate(tensors):
-        if isinstance(value, DTensor):
+        first = 0
+        if isinstance(value, DTensor):  # cut by rows, as torch.chunk cuts
             shards.append(i)
             group = value.device_mesh.get_group("shard")
+            rows = -(-len(value) // dist.get_world_size(group))
+            first = dist.get_rank(group) * rows * value.shape[1:].numel()
             value = value.to_local()
-        sums[i] = value.contiguous().view(torch.int32).sum(dtype=torch.int64)
+        sums[i] = sum_of(value, first)
     if shards:
         whole = sums.clone()
         dist.all_reduce(whole, group=group)
@@ -462,9 +477,12 @@ def load_newest(args, steps, *parts):
         except (dcp.CheckpointException, ValueError) as error:  # on all ranks alike
             damaged[folder] = reason_of(error)
             continue
-        for folder in damaged if args.rank == 0 and not args.draw else ():
-            aside = folder.rename(tempfile.mkdtemp(prefix=f"{folder.name}.damaged-", dir=args.out))
-            say(f"{folder} is damaged ({damaged[folder]}): it is {aside.name} now")
+        for folder in damaged if args.rank == 0 else ():
+            now = f"step {step} is drawn"
+            if not args.draw:
+                now = tempfile.mkdtemp(prefix=f"{folder.name}.damaged-", dir=args.out)
+                now = f"it is {folder.rename(now).name} now"
+            say(f"{folder} is damaged ({damaged[folder]}): {now}")
         return step, progress
     found = "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
     leave(f"--out {args.out}: no checkpoint is whole ({found}). Take one from a backup")
@@ -476,9 +494,13 @@ def reason_of(error):
     return f"{type(error).__name__}: {error}".split("\n")[0][:200]
 
 
+def beside(path):
+    return path.with_name(f".{os.getpid()}.{path.name}")
+
+
 def write(path, how):
     """Let `how` write beside `path`, then put it in its place, with the mode of a new file."""
-    new = path.with_name(f".{os.getpid()}.{path.name}")
+    new = beside(path)
     try:
         new.touch()
         mode = new.stat().st_mode  # safetensors makes its own

@@ -207,6 +207,7 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path / "out", "--export", tokens.parent], "is a folder, or another file of this run"),
         ([tmp_path / "out", "--export", tokens], "or another file of this run: name a new file"),
         ([whole, "--draw", tmp_path / "a", "--export", tmp_path / "a"], "name a new file"),
+        ([tmp_path / "out", "--export", tmp_path / ("a" * 250)], "File name too long"),
         ([tmp_path, "--base", base, "--layers", 1], "--base: layers must be as in"),
         ([tmp_path, "--base", base, "--heads", 2], "--base: heads must be as in"),
         ([tmp_path, "--context", 0], "--context must be from 1 to 1000000000, not 0"),
@@ -225,6 +226,15 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
     assert "--vocabulary 7: the data has the id 7" in run_here(PROGRAM, *few).stderr
     # It had not begun: the corrected command does.
     assert run_here(PROGRAM, *few[:-1], 9, "--steps", 2).returncode == 0
+
+
+def test_a_folder_with_other_settings_is_left_as_it_is(tokens, tmp_path):
+    mine = {"settings.json": '{"editor.tabSize": 4}', "log.jsonl": "mine\n", "drawing.txt": "mine"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
+    assert "holds no run of this program: name a new folder" in done.stderr
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == mine
 
 
 def test_another_text_of_the_same_length_is_not_the_run_s(whole, tokens, tmp_path):
@@ -355,6 +365,24 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_goes_on(
     assert_equal(out, whole)
     assert losses(out) == losses(whole)
     assert len(list(out.glob("step-00000020.damaged-*/*"))) > 0
+
+
+def test_which_step_is_drawn_is_said_if_it_is_not_the_newest(whole, tokens, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    damage(out / "step-00000020", "flipped")
+    done = run_here(PROGRAM, "--out", out, "--draw", tmp_path / "a.txt")
+    assert re.search(r"step-00000020 is damaged \(.*\): step 10 is drawn\n", done.stdout)
+    assert (out / "step-00000020" / ".metadata").exists()
+
+
+def test_a_checksum_sees_what_has_moved_and_is_that_of_its_parts(gpt):
+    one = torch.randn(6, 5)
+    other, places = one.clone(), [0, 1, 2, 4, 3, 5]
+    parts = gpt.sum_of(one[:4], 0) + gpt.sum_of(one[4:], 20)
+    assert gpt.sum_of(one, 0) == parts != gpt.sum_of(one[places], 0)
+    bits = other.view(torch.int32)
+    bits[0, 0], bits[0, 1] = bits[0, 0] + 1, bits[0, 1] - 1
+    assert gpt.sum_of(other, 0) != parts
 
 
 def test_a_checkpoint_of_another_step_or_run_is_none_of_this_run(whole, tokens, tmp_path):
