@@ -108,7 +108,7 @@
     const [sizes, params, heads] = [counted(), parse(text("params")), parse(text("heads"))];
     const says = (what, value) => phrase(what, { value: write(value, { count: true }) });
     if (name === "block" && params > 0 && parse(text(name)) > params) return says("larger", params);
-    if (name === "chosen" && number(name) > number("experts")) return phrase("chosen");
+    if (name === "chosen" && parse(text(name)) > parse(text("experts"))) return phrase("chosen");
     if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % heads) return phrase("heads");
     // No model is quite its formula.
     return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? says("sizes", sizes[name]) : "";

@@ -505,6 +505,12 @@ def test_hostile_numbers_are_named_and_give_no_answer(page):
     assert "–" not in seen(page)["numbers"]
 
 
+def test_a_wrong_number_of_experts_leaves_no_answer_of_other_settings(page):
+    for typed in ("0", "", "x"):
+        follow(page, f"gpus=1&memory=1&experts={typed}", case="")
+        assert seen(page)["answers"][0].startswith("No answer yet. Experts in a layer: ")
+
+
 def test_a_link_by_hand_cannot_break_the_page(page):
     for link in ("model=nosuch", "constructor=1", "__proto__=1", "precision=<b>", "%E0%A4%A=1"):
         follow(page, link)
