@@ -203,10 +203,10 @@ def test_the_tables_in_the_chapters_say_what_the_catalogue_says():
 # own errors say what to do. Of each, the first 60 letters.
 NO_ENTRY = {
     "'Net' object has no attribute 'first'",
-    "'momentum'",
     "rank 1 of 2 failed with ValueError: image 4711 is not an ima",
     "both.pt: several state dicts in it ('student', 'teacher'). C",
     "step_00000020.pt is of another run: epochs was 2, now 3. Go ",
+    "twice.pt: Without wrappers, '_orig_mod.weight' and 'weight' ",
     "No module named 'nets'",  # of any import: its traceback says that a file names the module
 }
 
