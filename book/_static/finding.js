@@ -5,7 +5,7 @@ const finding = (rules) => {
   const COLOUR = new RegExp(rules.colour, "g");
   const HARMLESS = new RegExp(rules.harmless.join("|"), "g");
   const PREFIX = new RegExp(rules.prefix, "y");
-  const [prose, quoted, has, ends] = [rules.prose, rules.quoted, rules.has, rules.named].map((rule) => new RegExp(rule));
+  const [prose, quoted, has, ends, denied] = [rules.prose, rules.quoted, rules.has, rules.named, rules.denied].map((rule) => new RegExp(rule));
   const MOST_LINES = 4; // that are shown of an entry
   const LONG = 10_000, BEFORE = 300, AFTER = 900; // letters of a line; shown of a longer one around a match
   const AROUND = 30, NAME = 6; // lines that may be an error's own; letters of a word that counts in code
@@ -111,8 +111,8 @@ const finding = (rules) => {
     const isProse = (place) => {
       const after = lineOf(place), before = text.slice(starts[after - 1], place).toLowerCase();
       const around = `${before.slice(-200)}\n${text.slice(place, starts[after]).toLowerCase().slice(0, 300)}`;
-      if (before.slice(-200).replace(ends, "").includes("error:") || has.test(before)) return false;
-      return prose.test(before) || quoted.test(around);
+      if (before.slice(-200).replace(ends, "").includes("error:")) return false;
+      return denied.test(before.slice(-200)) || (!has.test(before) && (prose.test(before) || quoted.test(around)));
     };
     for (const { id } of known) {
       const others = known.filter(({ over }) => over.includes(id));
@@ -178,7 +178,7 @@ const finding = (rules) => {
     const after = texts.findIndex((text, at) => at > number - from && isApart(text));
     const begun = texts.findLastIndex((text, at) => at < start && text.startsWith("Traceback"));
     const frame = texts.findIndex((text) => text.startsWith("File '")); // of a longer one
-    const code = texts.slice([begun, frame, start].find((at) => at >= 0), start).map((text) => text.replace(/^File '.*?'/, ""));
+    const code = texts.slice([begun, frame - (frame > 0), start].find((at) => at >= 0), start).map((text) => text.replace(/^File '.*?'/, ""));
     code.unshift(...(lines[number].match(/^\[rank\d+\]/) ?? []));
     const own = texts.slice(start, after < 0 ? texts.length : after).join(" ");
     return [own.replace(new RegExp(rules.environment, "g"), ""), code.join(" ")];

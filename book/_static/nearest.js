@@ -11,7 +11,7 @@ function isSaid(text) {
     (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
 }
 
-const nearest = ({ documents, others, silent }) => {
+const nearest = ({ documents, others, silent, denied }) => {
   const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, BEHIND = 0.5, TELLS = 0.6;
 
   function words(text) {
@@ -56,6 +56,7 @@ const nearest = ({ documents, others, silent }) => {
 
   /** The addresses of what answers a question best; where nothing is close to all of it, a clause. */
   function find(question, most = 3) {
+    question = question.replace(new RegExp(denied, "gi"), " ");
     let scored = scores(question);
     const highest = (all) => Math.max(0, ...all.map(({ score }) => score));
     if (highest(scored) <= CLOSE) {

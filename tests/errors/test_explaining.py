@@ -95,6 +95,10 @@ def test_a_case_is_named_by_whole_words_of_the_errors_own_lines_and_never_by_a_p
         "DataLoader worker (pid 7) exited unexpectedly, not killed by signal: Terminatedly",
     ):
         assert case_of(log) == "", log
+    cut = (
+        f"    wrap(SyncBatchNorm)\n{path}ValueError: Default process group has not been initialized"
+    )
+    assert case_of(cut) == "`SyncBN` or `Sy"
     called = f"Traceback (most recent call last):\n{path}  SyncBatchNorm(x)\n"
     log = "Default process group has not been initialized"
     assert case_of(f"{called}ValueError: {log}") == "`SyncBN` or `Sy"
@@ -146,6 +150,11 @@ def test_what_stands_around_an_error_decides():
     clients = (
         "DistStoreError: Timed out after 1801 seconds waiting for clients. 1/8 clients joined."
     )
+    size = "size mismatch for q_proj.lora_{}.weight: copying a param with shape torch.Size([{}]) "
+    size += "from checkpoint, the shape in current model is torch.Size([{}])."
+    half = "ValueError: Attempting to unscale FP16 gradients."
+    step = 'File "/x/site-packages/{}/optimiser.py", line 570, in step\n    update(p)\n'
+    step += "RuntimeError: Expected all tensors to be on the same device, but found at least two"
     page_of_vllm = '(EngineCore_0 pid=7) File "/x/site-packages/vllm/v1/engine.py", line 3, in f\n'
     hosts = "torchrun --nnodes=2 --nproc_per_node=4 train.py\n"
     for log, case in [
@@ -169,6 +178,13 @@ def test_what_stands_around_an_error_decides():
         (f"mask * 255, target loss 255.3, tensor / 255, labels(255)\n{target.format(21)}", ""),
         (f"GLOBAL_RANK: 0, MEMBER: 1/8\n{clients}", "Lightning under"),
         (clients, ""),
+        (size.format("B", "1280, 4", "768, 4"), "LoRA of equal rank"),
+        (size.format("A", "4, 1280", "4, 768"), "LoRA of equal rank"),
+        (size.format("B", "768, 8", "768, 4"), ""),
+        (half, ""),
+        (f'File "train_lora.py", line 3, in f\n{half}', "With LoRA, convert"),
+        (step.format("prodigyplus"), "In another package's"),
+        (step.format("torch"), ""),
     ]:
         assert case_of(log) == case[:15], log
 
@@ -294,6 +310,8 @@ def test_a_hint_before_an_error_does_not_hide_it(explain):
         "* `RuntimeError: CUDA out of memory`: lower the batch",
         "This PR fixes RuntimeError: CUDA error: out of memory in the tests",
         "We no longer see `CUDA out of memory` after this change",
+        "It is not a CUDA out of memory: the computer's RAM is full",
+        "I get no CUDA out of memory, but the process is killed",
     ):
         assert errors.find(prose) == [], prose
     for report in (
@@ -324,6 +342,9 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
     assert len(nearest) == 3
     assert "\n  cuda-out-of-memory: " in (out := explain("cuda oom during validation only")[1])
     assert "What to do: Only in evaluation" in out
+    ram = "each worker needs more memory"
+    for denied in ("It is not a CUDA out of memory", "no cuda oom", "it’s not a hang"):
+        assert asking.nearest(f"{ram}. {denied}") == asking.nearest(ram), denied
     assert "Nearest" not in explain(given=HEALTHY.encode())[1]
     assert "Nearest" not in explain(given=LOG.encode())[1]
 

@@ -24,6 +24,10 @@ CLOSE = 0.35  # if the best is less like a question, nothing is close
 BEHIND = 0.5  # a share of the best
 TELLS = 0.6  # what a clause alone must be like
 CLAUSES = r"[.,!?;:()\n]\s+| and then | until | but "
+# What somebody says that it is not.
+DENIED = r"\b(?:it|this|that)(?:['’]s| is| was)(?: not|n['’]t) an? (?!number)[^.,;:()\n]*"
+DENIED += r"|(?:\b(?:not|no|without|rather than|instead of)|n['’]t) (?:an? |the |any )?(?:[a-z]+ )?"
+DENIED += r"(?:out of memory|oom)\b"
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS = 600, 200, 0.7
 SPEAKS = (
@@ -92,6 +96,7 @@ def nearest(question: str, most: int = 3) -> list[str]:
 
     Where nothing is close to all that somebody tells, the clause that says most decides.
     """
+    question = re.sub(DENIED, " ", question, flags=re.IGNORECASE)
     scores = _scores(question)
     if max(scores.values(), default=0) <= CLOSE:
         clauses = dict.fromkeys(documents(), 0.0)  # in their order, which decides among equals

@@ -91,7 +91,8 @@ def own_lines(lines: list[str], number: int, place: int) -> tuple[str, str]:
     start = next((at for at in upward if re.match(NAMED, texts[at])), here)
     ends = (at for at in range(here + 1, len(texts)) if re.match(FRAME, texts[at]))
     frame = next((n for n in range(start) if texts[n].startswith("File '")), start)  # of a long one
-    begun = max((n for n in range(start) if texts[n].startswith("Traceback")), default=frame)
+    cut = max(0, frame - (frame < start))  # its first line may be code
+    begun = max((n for n in range(start) if texts[n].startswith("Traceback")), default=cut)
     code = re.findall(r"^\[rank[0-9]+\]", lines[number])
     code += [re.sub("^File '.*?'", "", text) for text in texts[begun:start]]
     own = re.sub(ENVIRONMENT, "", " ".join(texts[start : next(ends, None)]), flags=re.ASCII)

@@ -26,6 +26,10 @@ QUOTED = (
     r"(?:^\*'[^'\n]{0,120}|(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?)"
 )
 QUOTED += r"\n.{3,200}?(?:'|\*\*)(?:[:.,|]?[a-z]|[>-]{1,2}[^?]{1,200}$)"
+# What stands before an error of which somebody says that it is not theirs.
+DENIED = "(?:(?:is|was|it's|be|but|and|[,;.(]|^)not|(?:is|was)n't|without"
+DENIED += "|(?:get|got|see|is|was|with|but|and|[,;.(]|^)no|ratherthan|insteadof)"
+DENIED += "(?:dueto)?(?:an?|the|any)?$"
 HAS = "i(?:get|got|see|saw|have|had|keep|am)|say|gives|shows|throws|raises"
 NAMED = r"^\*'.{0,120}$|(?:[\w.]{0,99}(?:error|exception):)+$"  # or a list's item that quotes one
 NEAR = 30  # lines around a special entry in which a more general one gives way to it
@@ -78,9 +82,12 @@ def find(log: str) -> list[Match]:
         after = bisect_right(starts, place)
         before = squeezed[starts[after - 1] : place].lower()
         around = f"{before[-200:]}\n{squeezed[place : starts[after]].lower()[:300]}"
-        if "error:" in re.sub(NAMED, "", before[-200:]) or re.search(HAS, before):
+        if "error:" in re.sub(NAMED, "", before[-200:]):
             return False
-        return bool(re.search(PROSE, before) or re.search(QUOTED, around))
+        if re.search(DENIED, before[-200:]):
+            return True
+        quoted = re.search(PROSE, before) or re.search(QUOTED, around)
+        return bool(quoted and not re.search(HAS, before))
 
     firsts = {name: _first(name, places, starts, named, is_prose) for name in places}
     matches, found = [], [(place, name) for name, place in firsts.items() if place is not None]

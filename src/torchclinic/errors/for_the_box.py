@@ -15,14 +15,16 @@ def questions() -> dict:
         twins = sorted(asking.twins(address) & asking.documents().keys())
         words = [" ".join(words) for words in asked]
         documents.append([address, asking.weight_of(address), words, " ".join(text), twins])
-    return {"documents": documents, "others": asking.others(), "silent": page("logs")["silent"]}
+    silent = page("logs")["silent"]
+    others, denied = asking.others(), asking.DENIED
+    return {"documents": documents, "others": others, "silent": silent, "denied": denied}
 
 
 def rules() -> dict:
     """All that the paste box needs to find what `find` finds, for JSON."""
     rules: dict[str, Any] = {"gap": finding.GAP, "near": finding.NEAR, "kinds": KINDS}
     rules |= {"prose": finding.PROSE, "quoted": finding.QUOTED, "has": finding.HAS}
-    rules["named"] = finding.NAMED
+    rules |= {"named": finding.NAMED, "denied": finding.DENIED}
     rules |= {"colour": COLOUR, "prefix": PREFIX, "environment": ENVIRONMENT, "quotes": QUOTES}
     rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
     rules |= {"failure": roots.FAILURE, "frame": roots.FRAME, "others_files": roots.OF_OTHERS}
