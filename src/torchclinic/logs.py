@@ -7,9 +7,11 @@ makes: ``logs/RUN/attempt_N/LOCAL_RANK/stderr.log``.
 import codecs
 import difflib
 import io
+import math
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +33,8 @@ from torchclinic.errors.squeezing import (
 )
 
 MOST = 24_000_000  # about so many characters of all logs are held
-PART = 2**17  # of which so many are looked at together
+PART = 2**17  # of which so many are looked at together, or fewer if there are many logs,
+LEAST = 1000  # and at least so many
 SPAN = 10 * GAP  # in squeezed characters; no pattern is longer
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
@@ -51,7 +54,9 @@ class Shortened(str):
 def read(names: list[str]) -> dict[str, str]:
     """The text of each log by its name: of files, of folders, of the standard input (``-``)."""
     logs = [log for name in names for log in _logs_in(name)]
-    texts = {log: _text(log, max(4, MOST // PART // len(logs))) for log in logs}
+    share = MOST // max(1, len(logs))
+    part = max(LEAST, min(PART, share // 4))
+    texts = {log: _text(log, max(2, share // part), part) for log in logs}
     if cut := [printable(log) for log in logs if getattr(texts[log], "cut", False)]:
         more = f", as {len(cut) - 1} more have" if len(cut) > 1 else ""
         warning = f"{cut[0]} has errors all over{more}: of those in the middle, not all were read."
@@ -80,12 +85,15 @@ def _logs_in(name: str) -> list[str]:
     return sorted(str(checked(log, named=False)) for log in logs if logs[log] == last)
 
 
-def _parts(name: str) -> Iterator[str]:
+def _parts(name: str, size: int) -> Iterator[str]:
     """What a file or the standard input holds, in whatever encoding a shell wrote it: whole lines,
-    of about `PART` characters together.
+    of about `size` characters together. A file ends where it says that it does; one of the system's
+    own, which says nothing, after `MOST` characters.
     """
     raw: Any = sys.stdin.buffer if name == "-" else checked(name).open("rb", 0)
     file = io.BufferedReader(raw)
+    about = os.fstat(raw.fileno()) if name != "-" else None
+    left = (about.st_size or MOST) if about and stat.S_ISREG(about.st_mode) else math.inf
     start = file.peek(4)
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or start.startswith(b"PK\x03\x04"):
         tells = name.isprintable() and len(name) < 280 and name != "-"
@@ -94,18 +102,19 @@ def _parts(name: str) -> Iterator[str]:
     of_windows = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "utf-16" if of_windows else "utf-8-sig"
     with io.TextIOWrapper(file, encoding, "replace", newline="\n") as text:
-        while part := text.read(PART) + text.readline(PART):
+        while left > 0 and (part := text.read(size) + text.readline(size)):
+            left -= len(part)  # at least so many bytes
             # Without a mark at its start, UTF-16 still is ASCII with a NUL beside each byte.
             yield part.replace("\0", "")
 
 
-def _text(name: str, most: int) -> str:
-    """A log if it has at most `most` parts, else what tells most of it.
+def _text(name: str, most: int, size: int) -> str:
+    """A log if it has at most `most` parts of that `size`, else what tells most of it.
 
     Left out is a part if neither it nor the one before or after it has a pattern of the catalogue
     or a sign of an error; and if others are more than `most`, those in the middle. The last stays.
     """
-    parts = _parts(name)
+    parts = _parts(name, size)
     begun, more = list(islice(parts, most)), list(islice(parts, 1))
     if not more:
         return "".join(begun)
@@ -141,6 +150,8 @@ def checked(name: str | Path, *, named: bool = True) -> Path:
             f"{name} is a device, a pipe, a socket or a dead link: give the files of logs, or - "
             "for the standard input."
         )
+    if not named and os.path.realpath(path).startswith(("/proc/", "/sys/")):
+        raise UserError(f"{name} is a link into /proc or /sys, where files may have no end.")
     return path
 
 

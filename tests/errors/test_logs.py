@@ -6,14 +6,16 @@ and forums make it. ``unrelated.txt`` holds what other programs print, between l
 """
 
 import json
+import os
 import random
+import stat
 import string
 import time
 from pathlib import Path
 
 import pytest
 
-from torchclinic import errors
+from torchclinic import UserError, errors, logs
 from torchclinic.errors import catalogue, explain, find, finding, squeezing
 from torchclinic.logs import first_to_fail
 
@@ -291,3 +293,37 @@ def test_the_beginning_of_a_pattern_again_and_again_is_no_slower():
     for pattern in [pattern for pattern in PATTERNS if len(pattern) > 1][::6]:
         for piece in (pattern[0], "".join(pattern[:-1])):
             assert seconds(piece * (25_000 // len(piece))) < 2, pattern
+
+
+# --- which files are read, and how much of them --------------------------------------------------
+
+
+def test_of_many_logs_no_more_is_held_than_of_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(logs, "MOST", 60_000)
+    monkeypatch.setattr(logs, "PART", 4000)
+    many = "step\n" * 6000
+    for rank in range(12):
+        (tmp_path / f"rank{rank}.log").write_text(f"{many}{OF}\n{many}")
+    texts = logs.read([str(tmp_path)])
+    assert all(OF in text for text in texts.values())
+    assert sum(map(len, texts.values())) < 1.5 * logs.MOST
+
+
+def test_a_link_in_a_folder_may_lead_to_a_log_and_not_to_what_the_system_makes_up(tmp_path):
+    (tmp_path / "containers").mkdir()
+    (tmp_path / "containers/0.txt").write_text(OF)
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "pods/rank0.log").symlink_to("../containers/0.txt")  # as Kubernetes has them
+    assert [*logs.read([str(tmp_path / "pods")]).values()] == [OF]
+    (tmp_path / "pods/rank1.log").symlink_to("/proc/self/pagemap")  # of hundreds of GB
+    with pytest.raises(UserError, match=r"rank1\.log is a link into /proc"):
+        logs.read([str(tmp_path / "pods")])
+
+
+def test_a_file_is_read_as_far_as_it_said_that_it_goes(monkeypatch, tmp_path):
+    (tmp_path / "x.log").write_text("step 1\n" * 5000)
+    said = os.stat_result((stat.S_IFREG, *[0] * 5, 7, 0, 0, 0))
+    monkeypatch.setattr(logs, "PART", 10)
+    monkeypatch.setattr(logs, "LEAST", 10)
+    monkeypatch.setattr(logs.os, "fstat", lambda _: said)  # it has grown since
+    assert logs.read([str(tmp_path / "x.log")]) == {str(tmp_path / "x.log"): "step 1\nstep 1\n"}
