@@ -413,3 +413,33 @@ def test_both_formats_get_the_mode_that_new_files_have(tmp_path):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(old)
+
+
+def test_numbers_that_no_tensor_shows_are_left_out_though_some_are_shown_twice(tmp_path):
+    whole = torch.arange(11.0) + 100
+    state = {"a": whole[::2], "b": whole[::2].view(6, 1)}
+    odd = whole[1::2]
+    report = fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
+    assert report.cloned == ["a", "b"]
+    data = (tmp_path / "y.pt").read_bytes()
+    assert not any(number.numpy().tobytes() in data for number in odd)
+    found = torch.load(tmp_path / "y.pt")
+    assert all(torch.equal(found[key], state[key]) for key in state)
+    for parts in ({"c": odd}, {"c": whole.as_strided((9, 3), (1, 1))}):
+        report = fix_checkpoint(saved(tmp_path, state | parts), tmp_path / "y.pt")
+        assert report.cloned == []  # together they show all
+    endless = {"a": whole[::2].expand(10**8, 6)}
+    with pytest.raises(CheckpointError, match=r"again and again: .* on the disk\.$"):
+        fix_checkpoint(saved(tmp_path, endless), tmp_path / "z.pt")
+
+
+def test_a_row_of_one_number_fits_a_scalar_of_the_model_and_a_longer_one_does_not(tmp_path):
+    model = nn.Linear(1, 1)
+    model.scale = nn.Parameter(torch.zeros(()))
+    state = model.state_dict() | {"scale": torch.tensor([5.0])}
+    fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt", model=model)
+    model.load_state_dict(torch.load(tmp_path / "y.pt"))
+    assert model.scale == 5
+    path = saved(tmp_path, state | {"scale": torch.tensor([5.0, 6.0])})
+    with pytest.raises(CheckpointError, match=r"scale is \(2,\) in the file, \(\) in the model"):
+        fix_checkpoint(path, tmp_path / "z.pt", model=model)

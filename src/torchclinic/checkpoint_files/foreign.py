@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from torchclinic.checkpoint_files.pickles import StandIn
-from torchclinic.checkpoint_files.reports import path_word, some
+from torchclinic.checkpoint_files.reports import free_name, literal, path_word, some
 
 # In a file of its own, as it is text: what is said of each kind, and the ways out.
 TEXTS = tomllib.loads((Path(__file__).parent / "ways_out.toml").read_text("utf-8"))
@@ -57,6 +57,8 @@ def filled(way_out: str, path: Path, at: str = "", **names: str) -> str:
     run = [home, *home.parents][min(above, len(home.parents))]
     names |= {"run": path_word(run), "tag": path_word(home.name), "folder": str(folder)}
     names |= {"name": path.name, "here": path_word(folder)}
+    names |= {"whole": free_name("whole"), "whole_pt": free_name("whole.pt")}
+    names |= {"plain": free_name("plain.pt"), "packed": free_name("packed")}
     every = parts_of(path)
     names["of"] = f" ({_others(path, every)})" if every else ""
     names["ranks"] = "NAMES_BY_RANK"
@@ -64,16 +66,17 @@ def filled(way_out: str, path: Path, at: str = "", **names: str) -> str:
         begin, end = str(path.with_name(every[0][: rank.start(1)])), every[0][rank.end(1) :]
         number = f"f'{{r:0{len(rank[1])}}}'"
         names["ranks"] = f"[{begin!r} + {number} + {end!r} for r in range({len(every)})]"
-    names["load"] = f"w = torch.load({str(path)!r}, 'cpu'){at}"
+    source = literal(str(path), 300)
+    names["load"] = f"w = torch.load({source}, 'cpu'){at}"
     if not at:
         names["load"] = (
             "from torchclinic.checkpoint_files import inspect_checkpoint; w = inspect_checkpoint("
-            f"{str(path)!r}).keys"
+            f"{source}).keys"
         )
     if "{both}" in way_out:
         models = [*folder.glob(WHOLE_MODEL), *folder.glob(f"*/{WHOLE_MODEL}")]
         newest = max(models, key=lambda file: file.lstat().st_mtime, default=None)
-        names["both"] = WAYS["both"].format(model=str(newest)) if newest else ""
+        names["both"] = WAYS["both"].format(model=str(newest), **names) if newest else ""
     return way_out.format(path=str(path), at=at, **names)
 
 
@@ -135,7 +138,8 @@ def experts_note(missing: Iterable[str], unexpected: Iterable[str], path: Path) 
     )
     if (ours, theirs) == ({False}, {True}):
         return filled(WAYS["experts_joined"], path)
-    return WAYS["experts_divided"] if (ours, theirs) == ({True}, {False}) else ""
+    divided = (ours, theirs) == ({True}, {False})
+    return filled(WAYS["experts_divided"], path) if divided else ""
 
 
 def key_note(keys: Iterable[str], path: Path, table: str = "inside") -> str:
@@ -174,7 +178,7 @@ def _packed(tensors: Mapping[str, Tensor], at: str) -> tuple[str, str] | None:
             if way == "float8" and (sides := _sides_of_blocks(tensors, found)):
                 way_out = WAYS["blocks"].replace("ROWS", sides[0]).replace("COLUMNS", sides[1])
             elif at and "{folder!r}" in way_out:
-                way_out = f"{WAYS['move']} " + way_out.replace("{folder!r}", "'packed'")
+                way_out = f"{WAYS['move']} " + way_out.replace("{folder!r}", "'{packed}'")
             return what, way_out
     return None
 
@@ -216,10 +220,21 @@ def _are_alone(layers: set[str], keys: Iterable[str]) -> bool:
     return all(BESIDE.search(key) for key, head in heads if head in layers)
 
 
+def stays_inside(path: Path) -> bool:
+    """Whether a file is in its folder, which a stranger may have filled with links to yours."""
+    home, target = path.parent.resolve(), path.resolve()
+    # In Hugging Face's cache, names under snapshots/<revision> are links into blobs.
+    places = [home, *(p.parent / "blobs" for p in home.parents if p.name == "snapshots")]
+    return any(map(target.is_relative_to, places))
+
+
 def _base_of(config: Path) -> str:
     """Whose adapter it is, as PEFT notes it."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        name = json.loads(config.read_bytes()[:1_000_000])["base_model_name_or_path"]
+    with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):  # links in a circle
+        if not (config.is_file() and stays_inside(config)):
+            return "a model that is not named here"
+        with open(config, "rb") as file:
+            name = json.loads(file.read(1_000_000))["base_model_name_or_path"]
         if name and isinstance(name, str):
             return f"{name!r:.100}"
     return "a model that is not named here"

@@ -100,7 +100,8 @@ def inspect_checkpoint(path: str | Path, *, verify: bool | None = None) -> Repor
     found.advice = [note] if note else list(_advice(found, Path(path)))
     others = weights.not_taken(checkpoint.tree, where, checkpoint.path)
     others |= {f"{where}.{name}".removeprefix("."): "" for name in weights.models_in(keys)}
-    found.text = _text(found, f"{path}: {found.format}, {in_bytes(size)}", every, others)
+    head = f"{path}: {found.format}, {in_bytes(size)}"
+    found.text = _text(found, head, every, others, checkpoint.unlisted_note())
     return found
 
 
@@ -151,7 +152,9 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         yield "A plain state dict: load_into(model, path), or model.load_state_dict."
 
 
-def _text(found: Report, head: str, every: Mapping[str, Tensor], others: Mapping[str, str]) -> str:
+def _text(
+    found: Report, head: str, every: Mapping[str, Tensor], others: Mapping[str, str], unlisted: str
+) -> str:
     """The report; `others` are not taken unless they are named, or as is said there.
 
     `every` has the tensors in extra state, too.
@@ -179,8 +182,9 @@ def _text(found: Report, head: str, every: Mapping[str, Tensor], others: Mapping
                 for name, way_out in others.items()
             ]
         ),
-        table="\n" + "\n".join([*_table(keys), ""]) if keys else "",
+        table=["", *_table(keys), ""] if keys else [],
         total=total if keys else "",
+        left_out=unlisted,
         prefix=prefix_notes(found.prefixes, [*keys, *found.contents]),
         tied=some(" = ".join(names) for names in found.shared),
         oversized=[

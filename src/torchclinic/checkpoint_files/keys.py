@@ -111,7 +111,8 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     every = {key: drop_segments(key) for key in keys}
     names = _without_counter(every)
     times = max(1 + len(every) - len(names), min(map(_modules_in_front, names), default=1))
-    for prefix in ["module."] * times + ["model."] * (LIGHTNING in beside):
+    times = min([times, *(_leading("module", new) for new in names.values())])
+    for prefix in ["module." * times] + ["model."] * (LIGHTNING in beside):
         if all(new.startswith(prefix) for new in names.values()):
             names = {key: new.removeprefix(prefix) for key, new in names.items()}
     if collision := _collision(names):
@@ -138,6 +139,11 @@ def _modules_in_front(key: str) -> int:
     """
     front = takewhile(WRAPPERS.__contains__, key.split("."))
     return sum(part == "module" for part, _ in groupby(front))
+
+
+def _leading(part: str, key: str) -> int:
+    """With how many of this part a key begins, before its last one."""
+    return sum(1 for _ in takewhile(part.__eq__, key.split(".")[:-1]))
 
 
 def _collision(names: Mapping[str, str]) -> str:
@@ -222,9 +228,8 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
 
 
 def _fits(file: tuple | None, model: tuple | None) -> bool:
-    """PyTorch, too, takes the first number of a row for a scalar, which 0.3 saved as a row."""
-    first = model == () and file is not None and len(file) == 1 and file[0] > 0
-    return model is None or file == model or first
+    """PyTorch, too, takes a row of one number for a scalar, as 0.3 saved it."""
+    return model is None or file == model or (model == () and file == (1,))
 
 
 def renamed_versions(versions: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from torchclinic.checkpoint_files.foreign import (
     what_it_is,
 )
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
-from torchclinic.checkpoint_files.pickles import Noted
+from torchclinic.checkpoint_files.pickles import Noted, storage_id
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
-from torchclinic.checkpoint_files.reports import Report, counted, lines, some
+from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
 from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, not_taken, split, tensors_in
 from torchclinic.modules import unwrapped
 
@@ -106,7 +106,8 @@ def load_into(
         if what:
             raise CheckpointError(f"{where}: {what}") from error
         raise
-    return _report(values, found, ours, made, not_taken(tree, name, where))
+    unlisted = checkpoint.unlisted_note() if checkpoint else ""
+    return _report(values, found, ours, made, not_taken(tree, name, where), unlisted)
 
 
 def _refuse_unready(model: nn.Module, ours: Mapping[str, Any]) -> None:
@@ -122,10 +123,12 @@ def _report(
     ours: Mapping[str, Any],
     made: list[str],
     others: Mapping[str, str],
+    unlisted: str,
 ) -> Report:
     """What was loaded, and what was not.
 
-    `made` are keys that the model's own code made, `others` are more weights in the file.
+    `made` are keys that the model's own code made, `others` are more weights in the file, and
+    `unlisted` is the line on those that an index does not list.
     """
     pairs = [(values[old], ours.get(key)) for key, old in found.names.items()]
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
@@ -134,7 +137,8 @@ def _report(
     done = Report(**vars(found), converted=kinds)
     renamed = sum(key != old for key, old in found.names.items())
     rest = [
-        f"{n}: {way_out or f'weights too; key={n!r} takes them'}" for n, way_out in others.items()
+        f"{n:.80}: {way_out or f'weights too; key={literal(n, 300)} takes them'}"
+        for n, way_out in others.items()
     ]
     left_out = [key for key in values if is_counter(key) and key not in found.renamed]
     done.text = lines(
@@ -144,7 +148,7 @@ def _report(
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
         other_shape=counted(found.mismatched_shapes),
-        left_out=[counted(left_out), *rest[:4]],
+        left_out=[counted(left_out), *rest[:4], unlisted],
     )
     return done
 
@@ -167,6 +171,7 @@ def _load(
     will do with the values cannot be known: a model with such code, and only it, is copied before.
     """
     _try_copies(where, {key: (ours[key], values[old]) for key, old in found.names.items()})
+    values = values | _copies({old: values[old] for old in found.names.values()}, ours)
     given = Noted((new, values[old]) for old, new in found.renamed.items())
     given.update((new, values[old]) for new, old in found.names.items())  # tied ones, too
     if not strict:
@@ -221,6 +226,16 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{where}: {type(model).__name__} refused it ({what}).") from error
+
+
+def _copies(values: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of tensors that lie in the model's own memory: what is written there would change them."""
+    mine = {storage_id(value) for value in ours.values() if _is_plain(value)}
+    return {k: v.clone() for k, v in values.items() if _is_plain(v) and storage_id(v) in mine}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def _try_copies(where: Any, pairs: dict[str, tuple]) -> None:
@@ -297,7 +312,7 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
     if several := sorted(s[:-1] for s in starts if {f"{s}{key}" for key in wanted} <= there):
         fitting = found.names.get(wanted[0], "").removesuffix(wanted[0])[:-1]
         several = sorted({*several, *filter(None, [fitting])})
-        way_out = f"Choose one: {some(f'key={name!r}' for name in several)}."
+        way_out = f"Choose one: {some(f'key={literal(name)}' for name in several)}."
     if note := part_note(Path(where)):
         way_out = f"The file is {note}"
     elif note := (

@@ -26,7 +26,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from torchclinic import UserError, printable
-from torchclinic.checkpoint_files.foreign import SHARD, TEXTS, WAYS, filled, part_note, parts_of
+from torchclinic.checkpoint_files.foreign import (
+    SHARD,
+    TEXTS,
+    WAYS,
+    filled,
+    part_note,
+    parts_of,
+    stays_inside,
+)
 from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
 from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
 from torchclinic.tables import in_bytes
@@ -83,6 +91,12 @@ class Checkpoint:
     devices: dict[int, str] = field(default_factory=dict)  # by `storage_id`: saved from where;
     # empty if the format does not say: safetensors
     checksums: dict[int, int] = field(default_factory=dict)  # by `storage_id`: CRC-32
+    unlisted: list[str] = field(default_factory=list)  # keys in shards that the index does not list
+
+    def unlisted_note(self) -> str:
+        """The reports' line on what is left out since the index does not list it."""
+        count = f"{len(self.unlisted):,} in shards, and not in the index there"
+        return f"{count}: {some(self.unlisted)}" if self.unlisted else ""
 
     def device(self, tensor: Tensor) -> str:
         """Where the tensor was when it was saved."""
@@ -208,7 +222,7 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     if is_packed:
         raise CheckpointError(
             f"{path}: its entries are compressed, overlap, or may be listed twice. Unpack it and, "
-            "beside the folder, pack that with `zip -0 -r x.pt FOLDER`."
+            f"beside the folder, pack that with `zip -0 -r {free_name('x.pt')} FOLDER`."
         )
     with named_in_utf8(path) as name:
         reader = torch._C.PyTorchFileReader(name)
@@ -330,13 +344,10 @@ def _packing(folder: Path) -> str:
 
 
 def _open_inside(folder: Path, name: str) -> Checkpoint:
-    """Open a file of a folder, which a stranger may have filled with links to yours."""
-    home, target = folder.resolve(), (folder / name).resolve()
-    # In Hugging Face's cache, names under snapshots/<revision> are links into blobs.
-    places = [home, *(p.parent / "blobs" for p in home.parents if p.name == "snapshots")]
-    if not any(map(target.is_relative_to, places)):
-        raise CheckpointError(f"{folder / name}: a link out of its folder. Name {target} itself.")
-    return open_checkpoint(folder / name)
+    """Open a file of a folder."""
+    if not stays_inside(path := folder / name):
+        raise CheckpointError(f"{path}: a link out of its folder. Name {path.resolve()} itself.")
+    return open_checkpoint(path)
 
 
 def _read_index(index: Path) -> Checkpoint:
@@ -370,6 +381,10 @@ def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = N
         if not isinstance(shards[name].tree, dict) or key not in shards[name].tree:
             raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
         whole.tree[key] = shards[name].tree[key]
+    trees = {name: shard.tree for name, shard in shards.items() if isinstance(shard.tree, dict)}
+    whole.unlisted = [
+        str(key) for name, tree in trees.items() for key in tree if homes.get(key) != name
+    ]
     kinds = sorted({shard.format for shard in shards.values()})
     whole.format = f"{len(shards)} shards, {' and '.join(kinds)}"
     return whole

@@ -10,6 +10,13 @@ from types import SimpleNamespace
 
 from torchclinic import printable
 
+LONGEST_ROW = 1200  # characters
+# Where a command or code begins that somebody may copy: from there on, a text is not wrapped.
+TO_COPY = re.compile(
+    r"\A(?s:.*)--key[ =]|torchclinic fix |\(?\b(?:cd|zip|python) |\bkey=|"
+    r"\bfrom \S+ import |\b(?:\w+ = |for p, )|\{\w|[\w.]*\w\("
+)
+
 
 class Report(SimpleNamespace):
     """What was found or done: facts as attributes, and a text for people as ``repr``."""
@@ -21,7 +28,7 @@ class Report(SimpleNamespace):
 
 
 def lines(**rows: str | Iterable[str]) -> str:
-    """Lines with labels in front; a row without text is left out.
+    """Lines with labels in front; a row without text is left out; a `table` has none.
 
     >>> print(lines(file="a.pt", left_out=["epoch", "loss"], moved=""))
     file        a.pt
@@ -31,15 +38,23 @@ def lines(**rows: str | Iterable[str]) -> str:
     found = []
     for label, texts in rows.items():
         for text in [texts] if isinstance(texts, str) else texts:
-            if text.startswith("\n"):  # a table of its own
-                found += text.split("\n")
+            if label == "table":
+                found.append(text)
             elif text:
-                parts = wrap(text[:1200], 68, break_on_hyphens=False, break_long_words=False)
-                if re.search(r"(--key[ =]|torchclinic fix )\$?'", text):  # there, spaces are names
-                    parts = [text]
+                parts = _wrapped(text)
                 heads = [label.replace("_", " "), *[""] * len(parts)]
                 found += [f"{head:11} {part}" for head, part in zip(heads, parts, strict=False)]
     return "\n".join(map(printable, found))
+
+
+def _wrapped(text: str) -> list[str]:
+    """Its lines: prose is wrapped, and what is to be copied is whole, or not there."""
+    begin = TO_COPY.search(text[:LONGEST_ROW])
+    prose, code = (text[: begin.start()], text[begin.start() :]) if begin else (text, "")
+    if code and len(text) <= 68:
+        return [text]
+    parts = wrap(prose[:LONGEST_ROW], 68, break_on_hyphens=False, break_long_words=False)
+    return parts + [code if len(code) <= LONGEST_ROW else "..."] * bool(code)
 
 
 def word(text: object) -> str:
@@ -55,7 +70,18 @@ def word(text: object) -> str:
         return f"'{text}'" if text.startswith("=") else shlex.quote(text)  # for zsh, a program
     raw = text.encode(errors="surrogateescape")
     escaped = re.sub(rb"[^\w./-]", lambda byte: b"\\x%02x" % ord(byte[0]), raw)
-    return f"$'{escaped.decode()}'"
+    return f"$'{escaped.decode()}'" if len(escaped) <= 400 else "..."
+
+
+def literal(key: object, most: int = 160) -> str:
+    """A key as Python to copy; ... if it is too long, for half of it would be other code.
+
+    >>> print(literal("it's"), literal(3), literal("a" * 1000))
+    "it's" 3 ...
+    """
+    is_plain = isinstance(key, int) or (isinstance(key, str) and len(key) <= most)
+    text = repr(key) if is_plain else "..."
+    return text if len(text) <= most else "..."
 
 
 def path_word(path: object) -> str:

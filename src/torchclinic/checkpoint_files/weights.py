@@ -1,5 +1,6 @@
 """Where in a checkpoint the weights lie, what they are, and what the rest is."""
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ from torchclinic.checkpoint_files.pickles import (
     walk,
 )
 from torchclinic.checkpoint_files.reading import CheckpointError
-from torchclinic.checkpoint_files.reports import key_option, some
+from torchclinic.checkpoint_files.reports import key_option, literal, some
 from torchclinic.tables import in_bytes
 
 # Under these names, programs put the state dict of the model; averaged weights are second choice.
@@ -78,15 +79,16 @@ def _attributes(value: Any) -> dict | None:
 
 def state_dicts(tree: Any) -> dict[str, Mapping]:
     """Every state dict or whole model in `tree`, by the dotted key it is under ("" at the top)."""
-    found = _containers(tree, (), set())
+    found = _containers(tree, set())
     return {name: value for name, _, value in found if is_model(value) or is_state_dict(value)}
 
 
-def _containers(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str, str, Any]]:
+def _containers(
+    tree: Any, opened: set[int], above: tuple[str, ...] = (), at: str = ""
+) -> Iterator[tuple[str, str, Any]]:
     """What may hold weights, each once, after its dotted key and how Python takes it out."""
     opened.add(id(tree))
-    dotted = ".".join(str(key)[:LONGEST] for key in above)
-    yield dotted, "".join(f"[{key!r:.100}]" for key in above), tree
+    yield ".".join(above), at, tree
     if isinstance(tree, Mapping | list | tuple) and len(above) < 3 and not is_optimizer(tree):
         inside = tree.items() if isinstance(tree, Mapping) else enumerate(tree[:100])
         for key, value in inside:
@@ -94,7 +96,8 @@ def _containers(tree: Any, above: tuple, opened: set[int]) -> Iterator[tuple[str
                 EXTRA_STATE
             )
             if may_hold and id(value) not in opened:
-                yield from _containers(value, (*above, key), opened)
+                names = (*above, str(key)[:LONGEST])
+                yield from _containers(value, opened, names, f"{at}[{literal(key)}]")
 
 
 def not_taken(tree: Any, where: str | None, path: Any) -> dict[str, str]:
@@ -107,10 +110,10 @@ def not_taken(tree: Any, where: str | None, path: Any) -> dict[str, str]:
 
 def _unnamed(tree: Any, path: Any) -> Iterator[tuple[str, str]]:
     """Lists of tensors, as averages of the parameters are kept, and what puts them into a model."""
-    for name, at, thing in _containers(tree, (), set()):
+    for name, at, thing in _containers(tree, set()):
         is_list = isinstance(thing, list | tuple) and len(thing) > 1 and not OF_THE_RUN.search(name)
         if is_list and all(isinstance(v, Tensor) and v.is_floating_point() for v in thing):
-            source = f"torch.load({str(path)!r}, 'cpu'){at}"
+            source = f"torch.load({literal(str(path), 300)}, 'cpu'){at}"
             yield (
                 name,
                 f"{len(thing)} tensors without names, as averages of the parameters are kept: for "
@@ -130,7 +133,7 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     CheckpointError
         If there is none, or several and `key` does not name one of them.
     """
-    places = [c for c in _containers(tree, (), set()) if is_model(c[2]) or is_state_dict(c[2])]
+    places = [c for c in _containers(tree, set()) if is_model(c[2]) or is_state_dict(c[2])]
     found, at = {name: value for name, _, value in places}, {name: at for name, at, _ in places}
     chosen = _likeliest(found) if key is None else [key]
     if isinstance(tree, Mapping) and "ds_version" in tree and "module" not in tree:
@@ -148,7 +151,7 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     if len(chosen) > 1:
         raise CheckpointError(
             f"{path}: several state dicts in it ({some(f'{name!r:.80}' for name in chosen)}). "
-            f"Choose one, such as key={chosen[0]!r:.300} ({key_option(chosen[0])})."
+            f"Choose one, such as key={literal(chosen[0], 300)} ({key_option(chosen[0])})."
         )
     if [name for name, *_ in places].count(chosen[0]) > 1:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
@@ -184,8 +187,8 @@ def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
 def _instead(tree: Any, path: Any) -> str:
     """What there is where there is no state dict."""
     for name, words in _unnamed(tree, path):
-        return words.replace(" names", f" names under {name!r}" if name else " names", 1)
-    for *_, thing in _containers(tree, (), set()):
+        return words.replace(" names", f" names under {name!r:.80}" if name else " names", 1)
+    for *_, thing in _containers(tree, set()):
         if isinstance(thing, dict) and len(thing) <= 2 * _tensor_count(thing):
             for key in [key for key in thing if not isinstance(key, str)]:
                 return (
@@ -360,29 +363,43 @@ def _shown(values: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[
 
 def oversized(values: Mapping[str, Any]) -> list[str]:
     """Keys of tensors whose storage holds numbers that none of the keys shows."""
-    shown, reached, found = _shown(values), _reached(values), []
-    for key, tensor in values.items():
-        if isinstance(tensor, Tensor):
-            i, size = storage_id(tensor), tensor.untyped_storage().nbytes()
-            # Of what is shown again and again, no copies are made.
-            if shown[i] < size or (shown[i] <= SHOWN_TIMES * size and reached[i] < size):
-                found.append(key)
-    return found
+    views: dict[int, list[Tensor]] = {}
+    for names in ties(values):
+        views.setdefault(storage_id(values[names[0]]), []).append(values[names[0]])
+    hiding = {i for i, tensors in views.items() if not _show_all(tensors)}
+    tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    return [key for key, tensor in tensors.items() if storage_id(tensor) in hiding]
 
 
-def _reached(values: Mapping[str, Any]) -> dict[int, int]:
-    """How many bytes of each storage lie between the first and the last number of a tensor."""
-    spans: list[tuple[int, int, int]] = []
-    for tensor in [value for value in values.values() if isinstance(value, Tensor)]:
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        numbers = sum((n - 1) * step for n, step in steps) + 1 if tensor.numel() else 0
+def _show_all(tensors: list[Tensor]) -> bool:
+    """Whether views of a storage together show all of it; no, if that is slow to say."""
+    size, end, gaps = tensors[0].untyped_storage().nbytes(), 0, []
+    if sum(tensor.nbytes for tensor in tensors) < size:
+        return False
+    spans: list[tuple[int, int]] = []
+    for tensor in [tensor for tensor in tensors if tensor.numel()]:
+        steps = zip(tensor.stride(), tensor.shape, strict=True)
+        steps, numbers = sorted((step, n) for step, n in steps if step and n > 1), 1
         start = int(tensor.storage_offset()) * tensor.itemsize
-        spans.append((storage_id(tensor), start, start + numbers * tensor.itemsize))
-    reached, end = dict.fromkeys((i for i, *_ in spans), 0), {}
-    for i, start, stop in sorted(spans):
-        reached[i] += max(0, stop - max(start, end.get(i, 0)))
-        end[i] = max(stop, end.get(i, 0))
-    return reached
+        for step, n in steps:
+            if step > numbers:
+                gaps.append((start, steps, tensor.itemsize))
+                break
+            numbers += (n - 1) * step
+        else:
+            spans.append((start, start + numbers * tensor.itemsize))
+    for start, stop in sorted(spans):
+        end = max(end, stop) if start <= end else end
+    slow = sum(math.prod(n for _, n in steps) * item for _, steps, item in gaps)
+    if end == size or slow > FREE + SHOWN_TIMES * size:
+        return end == size
+    shown = torch.zeros(size, dtype=torch.bool)
+    for start, stop in spans:
+        shown[start:stop] = True
+    for start, steps, item in gaps:
+        shape, strides = [n for _, n in steps], [step * item for step, _ in steps]
+        shown.as_strided([*shape, item], [*strides, 1], start).fill_(True)
+    return bool(shown.all())
 
 
 def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
