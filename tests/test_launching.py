@@ -41,14 +41,18 @@ def _fork_server():
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind():
-    """Each test ends with the processes, threads, descriptors and shared memory it began with."""
+    """Each test ends with no more processes, threads, descriptors and shared memory than before.
+
+    There may be less: a thread or a file of an earlier test may end meanwhile.
+    """
 
     def resources():
-        return ranks_running(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return ranks_running(), threading.active_count(), descriptors, shared_by_the_dead()
 
-    before, shared = resources(), shared_by_the_dead()
+    before = resources()
     yield
-    wait_until(lambda: resources() == before and shared_by_the_dead() <= shared)
+    wait_until(lambda: all(now <= then for now, then in zip(resources(), before, strict=True)))
 
 
 def shared_by_the_dead():
@@ -63,7 +67,7 @@ def ranks_running():
 
     server = _forkserver._forkserver_pid
     children = Path(f"/proc/{server}/task/{server}/children")
-    return sorted(children.read_text().split()) if server else []
+    return set(children.read_text().split()) if server else set()
 
 
 # --- what it does -------------------------------------------------------------------------------
