@@ -262,8 +262,8 @@ def test_what_an_index_does_not_list_is_told(tmp_path):
 
 
 def test_a_long_key_above_many_dicts_is_shown_once(tmp_path):
-    key, many = "k" * 1_000_000, {str(i): {} for i in range(2000)}
+    key, many = "k" * 1_000_000, {str(i): {} for i in range(20_000)}
     path = saved(tmp_path, {key: many, "model": {"w": torch.ones(1)}})
     started = time.process_time()
     inspect_checkpoint(path)
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 60  # one; a copy of the key for each took two minutes

@@ -76,6 +76,6 @@ def test_nested_wrappers_are_taken_off_in_full_and_a_part_called_module_is_not()
 
 
 def test_a_key_of_hundreds_of_thousands_of_wrappers_is_cleaned_in_a_moment():
-    key, started = "module._orig_mod." * 300_000, time.process_time()
+    key, started = "module._orig_mod." * 1_000_000, time.process_time()
     assert clean_names("x.pt", [f"{key}w"]) == {f"{key}w": "w"}
-    assert time.process_time() - started < 6
+    assert time.process_time() - started < 60  # two; each prefix alone took minutes
