@@ -511,7 +511,6 @@ def write(path, how):
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
-    return path
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -700,7 +699,8 @@ def draw(model, held_out, args):
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
         how = partial(Path.write_text, data=text + "\n")
     file = args.draw or args.out / f"drawing.{'png' if pictures else 'txt'}"
-    say(f"drawn: {write_somewhere(file, how).name}")
+    write(file, how)
+    say(f"drawn: {file.name}")
 
 
 def export(model, args):
@@ -712,17 +712,7 @@ def export(model, args):
         weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
     options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
     if args.rank == 0:
-        write_somewhere(args.export, partial(save_file, weights, metadata=options))
-
-
-def write_somewhere(path, how):
-    """As `write`; where that fails, in a new temporary folder: what was computed is not lost."""
-    try:
-        return write(path, how)
-    except (OSError, SafetensorError) as error:
-        other = Path(tempfile.mkdtemp()) / path.name
-        say(f"{path} cannot be written ({error}): written to {other}")
-        return write(other, how)
+        write(args.export, partial(save_file, weights, metadata=options))
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -864,7 +854,7 @@ def main():
     try:
         join(args)
         run(args, train, held_out)
-    except (OSError, dcp.CheckpointException) as error:
+    except (OSError, SafetensorError, dcp.CheckpointException) as error:
         leave(f"{reason_of(error)}. Is the disk full, was --out moved? The same command goes on.")
     finally:
         if args.lock:

@@ -24,6 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from running import ROOT, wait_until
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_rungs import WITHOUT_GPUS, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -526,12 +527,17 @@ def test_adapters_learn_alone_are_saved_alone_and_merge_into_the_weights(whole, 
     )
 
 
-def test_what_cannot_be_written_in_the_end_is_written_elsewhere(gpt, tmp_path, capsys):
-    (tmp_path / "no folder").write_text("")
-    found = gpt.write_somewhere(tmp_path / "no folder" / "a.txt", lambda path: path.write_text("b"))
-    assert found.read_text() == "b"
-    assert "cannot be written" in capsys.readouterr().out
-    shutil.rmtree(found.parent)
+def test_weights_that_cannot_be_written_are_exported_by_the_same_command(whole, tmp_path):
+    out, export = shutil.copytree(whole, tmp_path / "out"), tmp_path / "weights.safetensors"
+    full = mock.Mock(side_effect=SafetensorError("No space left on device"))
+    with mock.patch("safetensors.torch.save_file", full):
+        done = run_here(PROGRAM, "--out", out, "--export", export)
+    assert "SafetensorError: No space left on device. Is the disk full" in done.stderr
+    assert run_here(PROGRAM, "--out", out, "--export", export).returncode == 0
+    assert_equal(tmp_path, whole)
+
+
+def test_a_file_that_is_written_has_the_mode_of_a_new_one(gpt, tmp_path):
     before = os.umask(0o027)
     try:
         gpt.write(tmp_path / "new.txt", lambda path: path.write_text("b"))
