@@ -87,7 +87,8 @@ def fabric_inside(folder):
         nn.Module.state_dict(Fabric(accelerator="cpu", devices=1).setup(inner)),
         folder / "model.pt",
     )
-    return of_net(folder / "model.pt", inner, "", "_forward_module.")
+    one = {"key": "_forward_module"}  # _original_module has the same tensors
+    return of_net(folder / "model.pt", inner, "", "_forward_module.", options=one)
 
 
 def vit(seed=1):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchclinic.checkpoint_files.foreign import WAYS, filled, why_unread
-from torchclinic.checkpoint_files.keys import drop_segments, strip_leading_wrappers
+from torchclinic.checkpoint_files.keys import strip_leading_wrappers
 from torchclinic.checkpoint_files.pickles import (
     BRANCHES,
     FREE,
@@ -77,10 +77,9 @@ def _attributes(value: Any) -> dict | None:
     return next(whole, None)
 
 
-def state_dicts(tree: Any) -> dict[str, Mapping]:
-    """Every state dict or whole model in `tree`, by the dotted key it is under ("" at the top)."""
-    found = _containers(tree, set())
-    return {name: value for name, _, value in found if is_model(value) or is_state_dict(value)}
+def _places(tree: Any) -> list[tuple[str, str, Mapping]]:
+    """Every state dict or whole model in `tree`, as `_containers` has them."""
+    return [c for c in _containers(tree, set()) if is_model(c[2]) or is_state_dict(c[2])]
 
 
 def _containers(
@@ -102,7 +101,7 @@ def _containers(
 
 def not_taken(tree: Any, where: str | None, path: Any) -> dict[str, str]:
     """State dicts beside the chosen one; averages in lists, with what puts them into a model."""
-    found = state_dicts(tree)
+    found = {name: value for name, _, value in _places(tree)}
     above = [n for n in found if where is not None and f"{where}.".startswith(f"{n}." * bool(n))]
     names = [n for n in found if n not in above and not _likeliness(n, found[n])[0]]
     return dict.fromkeys(names, "") | dict(_unnamed(tree, path) if found else ())
@@ -133,7 +132,7 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     CheckpointError
         If there is none, or several and `key` does not name one of them.
     """
-    places = [c for c in _containers(tree, set()) if is_model(c[2]) or is_state_dict(c[2])]
+    places = _places(tree)
     found, at = {name: value for name, _, value in places}, {name: at for name, at, _ in places}
     chosen = _likeliest(found) if key is None else [key]
     if isinstance(tree, Mapping) and "ds_version" in tree and "module" not in tree:
@@ -155,33 +154,18 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
         )
     if [name for name, *_ in places].count(chosen[0]) > 1:
         raise CheckpointError(f"{path}: two state dicts are called {chosen[0]!r}. Rename one.")
-    weights = found[chosen[0]]
-    weights = _state_dict_of(weights, path) if is_model(weights) else _once(weights)
-    return chosen[0], at[chosen[0]], weights
+    return chosen[0], at[chosen[0]], _named_weights(found[chosen[0]], path)
+
+
+def _named_weights(found: Mapping, path: Any) -> Mapping[str, Any]:
+    return _state_dict_of(found, path) if is_model(found) else found
 
 
 def _under(weights: Mapping, name: str, key: str, path: Any) -> dict[str, Any]:
     """What begins with `key` in the state dict called `name`, whose own name may stand before."""
-    whole = _state_dict_of(weights, path) if is_model(weights) else weights
+    whole = _named_weights(weights, path)
     start = f"{key}.".removeprefix(f"{name}." if name else "")
     return {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}
-
-
-def _once(weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without second names: a module of Lightning Fabric's in another has two for each tensor."""
-    first = {drop_segments(key): v for key, v in weights.items() if "_forward_module." in key}
-
-    def is_second(key: str, value: Any) -> bool:
-        other = first.get(key.replace("_original_module.", ""))
-        pair = [t for t in (value, other) if isinstance(t, Tensor) and "_original_module." in key]
-        return (
-            len(pair) == 2
-            and len({(storage_id(t), t.storage_offset(), t.shape) for t in pair}) == 1
-        )
-
-    if not any(is_second(*item) for item in weights.items()):
-        return weights  # with its notes
-    return {key: value for key, value in weights.items() if not is_second(key, value)}
 
 
 def _instead(tree: Any, path: Any) -> str:
@@ -373,33 +357,29 @@ def oversized(values: Mapping[str, Any]) -> list[str]:
 
 def _show_all(tensors: list[Tensor]) -> bool:
     """Whether views of a storage together show all of it; no, if that is slow to say."""
-    size, end, gaps = tensors[0].untyped_storage().nbytes(), 0, []
+    size, end = tensors[0].untyped_storage().nbytes(), 0
     if sum(tensor.nbytes for tensor in tensors) < size:
         return False
-    spans: list[tuple[int, int]] = []
-    for tensor in [tensor for tensor in tensors if tensor.numel()]:
-        steps = zip(tensor.stride(), tensor.shape, strict=True)
-        steps, numbers = sorted((step, n) for step, n in steps if step and n > 1), 1
-        start = int(tensor.storage_offset()) * tensor.itemsize
-        for step, n in steps:
-            if step > numbers:
-                gaps.append((start, steps, tensor.itemsize))
-                break
-            numbers += (n - 1) * step
-        else:
-            spans.append((start, start + numbers * tensor.itemsize))
-    for start, stop in sorted(spans):
-        end = max(end, stop) if start <= end else end
-    slow = sum(math.prod(n for _, n in steps) * item for _, steps, item in gaps)
+    views = sorted(map(_bytes_shown, [tensor for tensor in tensors if tensor.numel()]))
+    for start, length, _ in views:
+        end = max(end, start + length) if start <= end else end
+    slow = sum(math.prod(n for _, n in steps) for *_, steps in views)
     if end == size or slow > FREE + SHOWN_TIMES * size:
         return end == size
     shown = torch.zeros(size, dtype=torch.bool)
-    for start, stop in spans:
-        shown[start:stop] = True
-    for start, steps, item in gaps:
-        shape, strides = [n for _, n in steps], [step * item for step, _ in steps]
-        shown.as_strided([*shape, item], [*strides, 1], start).fill_(True)
+    for start, _, steps in views:
+        shown.as_strided([n for _, n in steps], [step for step, _ in steps], start).fill_(True)
     return bool(shown.all())
+
+
+def _bytes_shown(tensor: Tensor) -> tuple[int, int, list[tuple[int, int]]]:
+    """Where in its storage a tensor begins, how far it goes without a gap, and its steps."""
+    item, length = tensor.itemsize, 1
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    steps = [(1, item), *sorted((step * item, n) for step, n in sides if step and n > 1)]
+    for step, n in steps:
+        length += (n - 1) * step if step <= length else 0
+    return int(tensor.storage_offset()) * item, length, steps
 
 
 def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
