@@ -859,7 +859,7 @@ for _name, _homes in {"list": ["x.pt"], "number": {"conv.weight": 3}, "none": No
     bad("damaged", f"index_with_a_{_name}")(
         lambda folder, homes=_homes: index(plain(folder).parent, {"weight_map": homes})
     )
-bad("'0' is not in x.pt, where", "shard_that_is_a_list")(
+bad("x.pt is no dict of tensors", "shard_that_is_a_list")(
     lambda folder: index(saved(folder, ["0"]).parent, {"weight_map": {"0": "x.pt"}})
 )
 

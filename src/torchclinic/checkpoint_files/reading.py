@@ -51,7 +51,6 @@ THE_WEIGHTS = {
     for name in ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
     for end in ("safetensors", "bin")
 }
-LARGEST_HEADER = 100e6  # bytes, as safetensors itself has it
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 
 BEGINNINGS = {start.encode("latin1"): what for start, what in TEXTS["beginnings"].items()}
@@ -215,11 +214,12 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
             raise CheckpointError(f"{path}: NumPy's .npz, not a file of torch.save. {way}.")
         held = f"it holds {some(map(repr, names[:1000]))}. Unpack it, and name what is in it"
         raise CheckpointError(f"{path}: a zip archive, but not one of torch.save: {held}.")
-    is_packed = any(info.compress_type for info in infos)
-    is_packed |= sum(info.file_size for info in infos) > path.stat().st_size
-    is_packed |= len({info.filename.lower() for info in infos}) < len(infos)  # as PyTorch compares
-    is_packed |= not _ends_once(archive.fp)
-    if is_packed:
+    if (
+        any(info.compress_type for info in infos)
+        or sum(info.file_size for info in infos) > path.stat().st_size
+        or len({info.filename.lower() for info in infos}) < len(infos)  # as PyTorch compares
+        or not _ends_once(archive.fp)
+    ):
         raise CheckpointError(
             f"{path}: its entries are compressed, overlap, or may be listed twice. Unpack it and, "
             f"beside the folder, pack that with `zip -0 -r {free_name('x.pt')} FOLDER`."
@@ -276,7 +276,6 @@ def _read_pickles(path: Path) -> Checkpoint:
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
-    _refuse_cut(path)
     with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
         tree = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         notes = file.metadata() or {}
@@ -286,20 +285,6 @@ def _read_safetensors(path: Path) -> Checkpoint:
     ties = json.loads(notes[TIES]) if TIES in notes else alike
     tree |= {name: tree[kept] for name, kept in ties.items() if kept in tree and name not in tree}
     return Checkpoint(path, "safetensors", tree, [path])
-
-
-def _refuse_cut(path: Path) -> None:
-    """Refuse a file of safetensors that ends before what its header promises."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        needed = 8 + int.from_bytes(file.read(8), "little")
-        if needed > LARGEST_HEADER:
-            return  # none of safetensors'
-        if needed <= size:
-            tensors = {**json.loads(file.read(needed - 8)), "__metadata__": {}}.values()
-            needed += max((tensor.get("data_offsets", [0])[-1] for tensor in tensors), default=0)
-    if needed > size:
-        raise CheckpointError(f"{path}: {CUT_OFF}: {size:,} of {needed:,} bytes. {AGAIN}")
 
 
 def _last(key: str) -> str:
@@ -363,30 +348,29 @@ def _read_index(index: Path) -> Checkpoint:
 def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = None) -> Checkpoint:
     """All of a folder's; without an index, that of the folder, each key is where it is."""
     folder = index if homes is None else index.parent
-    whole, shards = Checkpoint(index, "", {}, []), {}
+    whole, trees, kinds = Checkpoint(index, "", {}, []), {}, set()
     for name in names:
         if Path(name).name != name or name.endswith(".index.json"):
             raise CheckpointError(f"{index}: it names {name!r}, which is no shard beside it.")
         if not (folder / name).is_file():
             raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
-        shards[name] = shard = _open_inside(folder, name)
+        shard = _open_inside(folder, name)
+        if not isinstance(shard.tree, dict):
+            raise CheckpointError(f"{index}: {name} is no dict of tensors, as a shard is.")
+        kinds.add(shard.format)
+        trees[name] = shard.tree
         whole.files += shard.files
         whole.imports += shard.imports
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
-    if homes is None:
-        trees = {n: s.tree if isinstance(s.tree, dict) else [n] for n, s in shards.items()}
-        homes = {key: name for name, tree in trees.items() for key in tree}
+    pairs = [(key, name) for name, tree in trees.items() for key in tree]
+    homes = dict(pairs) if homes is None else homes
     for key, name in homes.items():
-        if not isinstance(shards[name].tree, dict) or key not in shards[name].tree:
+        if key not in trees[name]:
             raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
-        whole.tree[key] = shards[name].tree[key]
-    trees = {name: shard.tree for name, shard in shards.items() if isinstance(shard.tree, dict)}
-    whole.unlisted = [
-        str(key) for name, tree in trees.items() for key in tree if homes.get(key) != name
-    ]
-    kinds = sorted({shard.format for shard in shards.values()})
-    whole.format = f"{len(shards)} shards, {' and '.join(kinds)}"
+        whole.tree[key] = trees[name][key]
+    whole.unlisted = [str(key) for key, name in pairs if homes.get(key) != name]
+    whole.format = f"{len(names)} shards, {' and '.join(sorted(kinds))}"
     return whole
 
 
