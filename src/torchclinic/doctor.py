@@ -14,12 +14,13 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from threading import Thread
+from typing import Any
 
 import torch
 import torch.cuda.nccl
@@ -129,7 +130,7 @@ def facts_of_rank(program: str | None = None) -> dict:
     nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
     interface, address = interface_used("NCCL" if gpus >= local_size else "GLOO")
     return {
-        "rank": rank, "local_rank": local_rank, "local_size": local_size, "WORLD_SIZE": world,
+        "rank": rank, "local_size": local_size, "WORLD_SIZE": world,
         "host": socket.gethostname(), "node": os.environ.get("GROUP_RANK", address),
         "interface": interface, "address": address,
         "interfaces": [name for _, name in socket.if_nameindex()],
@@ -223,9 +224,9 @@ def disagreements(facts: list[dict]) -> list[str]:
         values = [f"{value or 'none'} on {_and(hosts[value])}" for value in (rare, *others[:-1])]
         values = f"{', '.join(values)}, {others[-1] or 'none'} on the others"
         problems.append(f"{key}: {values}; {advice}.")
-    for uuid, number in Counter(f["uuid"] for f in facts if f["uuid"]).items():
-        if number > 1:
-            ranks = [f["rank"] for f in facts if f["uuid"] == uuid]
+    for uuid in dict.fromkeys(f["uuid"] for f in facts if f["uuid"]):
+        ranks = [f["rank"] for f in facts if f["uuid"] == uuid]
+        if len(ranks) > 1:
             problems.append(
                 f"ranks {_and(ranks)} on {names[ranks[0]]} share one GPU, which NCCL refuses "
                 "('Duplicate GPU detected'): start no more ranks there than it has GPUs."
@@ -236,63 +237,65 @@ def disagreements(facts: list[dict]) -> list[str]:
 # --- who answers --------------------------------------------------------------------------------
 
 
-def missing_ranks(store: dist.Store, key: str, ranks: Iterable[int], seconds: float) -> list[int]:
-    """Those of `ranks` that have not written ``key/RANK`` into the store within `seconds`."""
-    missing, end = list(ranks), time.monotonic() + seconds
-    # Not store.wait: when time is up, it prints warnings of its own.
-    while missing := [r for r in missing if not store.check([f"{key}/{r}"])]:
-        if time.monotonic() > end:
-            break
+def _hear(store: dist.Store, key: str, ranks: Collection[int], seconds: float) -> dict[int, Any]:
+    """What each of `ranks` says within `seconds`, as ``key/RANK``; one that is silent is left out.
+
+    Not by store.wait: when time is up, it prints warnings of its own.
+    """
+    heard, end = {}, time.monotonic() + seconds
+    while len(heard) < len(ranks) and time.monotonic() < end:
         time.sleep(0.1)
-    return missing
+        come = [r for r in ranks if r not in heard and store.check([f"{key}/{r}"])]
+        heard |= {r: json.loads(store.get(f"{key}/{r}")) for r in come}
+    return dict(sorted(heard.items()))
 
 
 def _lead(store: dist.Store, timeout: float) -> list[str]:
     """What rank 0 does: see who is there, give the order, print. Returns the problems."""
-    world_size = int(os.environ["WORLD_SIZE"])
-    silent = missing_ranks(store, "facts", range(world_size), timeout)
-    facts = [json.loads(store.get(f"facts/{r}")) for r in range(world_size) if r not in silent]
+    ranks = range(int(os.environ["WORLD_SIZE"]))
+    heard = _hear(store, "facts", ranks, timeout)
+    silent, facts = [r for r in ranks if r not in heard], [*heard.values()]
     names = host_names(facts)
     print(host_table(facts), end="\n\n")
     problems = disagreements(facts) + [
-        f"rank {r} of {world_size} did not register within {timeout:g} s: check that its host was "
+        f"rank {r} of {len(ranks)} did not register within {timeout:g} s: check that its host was "
         f"started and reaches {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}."
         for r in silent
     ]
     backend, times = None, {}
-    if not silent and world_size > 1:
+    if not silent and len(ranks) > 1:
         alone = all(f["gpus"] >= f["local_size"] for f in facts)
-        alone &= len({f["uuid"] for f in facts}) == world_size
+        alone &= len({f["uuid"] for f in facts}) == len(ranks)
         backend = "nccl" if alone else "gloo"
     store.set("order/0", json.dumps(backend))
     if backend:
         _perform(store, 0, backend, timeout)
-        silent = missing_ranks(store, "answer", range(world_size), GRACE)
-        spoke = [r for r in range(world_size) if r not in silent]
-        answers = {r: json.loads(store.get(f"answer/{r}")) for r in spoke}
-        failures = blame(backend, answers, facts)
+        heard = _hear(store, "answer", ranks, GRACE)
+        failures = blame(backend, heard, facts)
         problems += failures
         if not failures:
-            times = {int(size): seconds for size, seconds in answers[0]["times"].items()}
-            print(all_reduce_table(times, world_size), end="\n\n")
+            times = {int(size): seconds for size, seconds in heard[0]["times"].items()}
+            print(all_reduce_table(times, len(ranks)), end="\n\n")
     print(*_marked(problems) or [verdict(names, times)], sep="\n", flush=True)
     store.set("end/0", json.dumps(problems))
-    missing_ranks(store, "bye", {*range(1, world_size)} - {*silent}, GRACE)  # then the store may go
+    _hear(store, "bye", heard.keys() - {0}, GRACE)  # then the store may go
     return problems
 
 
 def _follow(store: dist.Store, rank: int, timeout: float) -> list[str]:
     """What the other ranks do: carry out rank 0's order, if there is one, and hear the problems."""
-    messages = []
-    # Rank 0 may come as late as any, and then wait for others.
-    for key, patience in [("order", 2 * timeout + GRACE), ("end", timeout + 2 * GRACE)]:
-        if missing_ranks(store, key, [0], patience):
+
+    def from_rank_0(key: str, patience: float) -> Any:
+        if not (heard := _hear(store, key, [0], patience)):
             raise ConnectionError(f"rank 0 said nothing for {patience:g} s")
-        messages.append(json.loads(store.get(f"{key}/0")))
-        if key == "order" and messages[0]:
-            _perform(store, rank, messages[0], timeout)
-    store.set(f"bye/{rank}", "")
-    return messages[1]
+        return heard[0]
+
+    # Rank 0 may come as late as any, and then wait for others.
+    if backend := from_rank_0("order", 2 * timeout + GRACE):
+        _perform(store, rank, backend, timeout)
+    problems = from_rank_0("end", timeout + 2 * GRACE)
+    store.set(f"bye/{rank}", "null")
+    return problems
 
 
 def _perform(store: dist.Store, rank: int, backend: str, timeout: float) -> None:
@@ -327,12 +330,12 @@ def blame(backend: str, answers: Mapping[int, Mapping], facts: list[dict]) -> li
     names = host_names(facts)
     errors = {r: answer["error"] for r, answer in answers.items() if "error" in answer}
     causes = {r: error for r, error in errors.items() if not EFFECT.search(error)}
-    silent = [] if causes else [r for r in names if r not in answers]
-    if silent:
+    if not causes and len(answers) < len(names):
         return [
-            f"rank {r} on {names[r]} registered, then did not answer: it hangs or has ended. See "
+            f"rank {r} on {name} registered, then did not answer: it hangs or has ended. See "
             "what it printed, and how its host is."
-            for r in silent
+            for r, name in names.items()
+            if r not in answers
         ]
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     check = f"Check {variable}, and that the firewall opens all ports between the hosts."
