@@ -354,19 +354,16 @@ def find_start(args):
     """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
     others = [args.out / name for name in ("settings.json", "log.jsonl", ".run.lock")]
     others = [path.resolve() for path in (args.data, args.base, *others) if path]
-    for path in filter(None, (args.draw, args.export)):
+    if path := args.export:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir() or path.resolve() in others:
             return f"{path} is a folder, or another file of this run: name a new file"
-        others.append(path.resolve())
         beside(path).touch()  # found out now, not after the training
         beside(path).unlink()
     fixed, file = [*STAYS, "precision", "sequences", "checksum"], args.out / "settings.json"
     now = {name: getattr(args, name) for name in [*OPTIONS, *fixed, "parallel", "data", "base"]}
     now = json.loads(json.dumps(now, default=lambda path: str(path.resolve())))
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
-    if args.draw and not steps:
-        return f"--draw: no checkpoint in --out {args.out}; train first, without --draw"
     own = (".run.lock", ".settings.json")  # what a start that failed may leave
     foreign = f"--out {args.out} holds no run of this program: name a new folder to begin one"
     if not file.exists() and not all(path.name.endswith(own) for path in args.out.glob("*")):
@@ -380,10 +377,9 @@ def find_start(args):
     changed = changed if steps else {}  # of a start that failed
     if other := "; ".join(changed[name] for name in fixed if name in changed):
         return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
-    if not args.draw:
-        if holder := hold(args):
-            return f"--out {args.out}: {holder}. Name a new folder, or end it first"
-        write(file, lambda path: path.write_text(json.dumps(now, indent=1)))
+    if holder := hold(args):
+        return f"--out {args.out}: {holder}. Name a new folder, or end it first"
+    write(file, lambda path: path.write_text(json.dumps(now, indent=1)))
     if changed:
         say("; ".join(changed.values()))
     return steps
@@ -456,11 +452,8 @@ def load_newest(args, steps, *parts):
             damaged[folder] = reason_of(error)
             continue
         for folder in damaged if args.rank == 0 else ():
-            now = f"step {step} is drawn"
-            if not args.draw:
-                now = tempfile.mkdtemp(prefix=f"{folder.name}.damaged-", dir=args.out)
-                now = f"it is {folder.rename(now).name} now"
-            say(f"{folder} is damaged ({damaged[folder]}): {now}")
+            new = tempfile.mkdtemp(prefix=f"{folder.name}.damaged-", dir=args.out)
+            say(f"{folder} is damaged ({damaged[folder]}): it is {folder.rename(new).name} now")
         return step, progress
     found = "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
     leave(f"--out {args.out}: no checkpoint is whole ({found}). Take one from a backup")
@@ -676,7 +669,7 @@ def draw(model, held_out, args):
         ids = tokens[0].tolist()
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
         how = partial(Path.write_text, data=text + "\n")
-    file = args.draw or args.out / f"drawing.{'png' if pictures else 'txt'}"
+    file = args.out / f"drawing.{'png' if pictures else 'txt'}"
     write(file, how)
     say(f"drawn: {file.name}")
 
@@ -704,7 +697,6 @@ def parse():
     add("--base", type=Path, help="weights to begin with, which --export wrote")
     add("--parallel", choices=rungs, default=usual, help=f"{each}, shared by all, or by --shard")
     add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: the device's best")
-    add("--draw", type=Path, help="draw to this .png or .txt with the newest checkpoint, and end")
     add("--export", type=Path, help="in the end, write weights and options to this .safetensors")
     for name, (default, what) in OPTIONS.items():
         flag = {"action": argparse.BooleanOptionalAction}  # also --no-recompute
@@ -811,9 +803,8 @@ def run(args, train, held_out):
             add_gradients(called, torch.from_numpy(train[:1].astype(np.int64)), args, scaler)
         optimizer.zero_grad()
         start, progress = load_newest(args, steps, model, optimizer, scaler)
-    if not args.draw:
-        data = batches(train, args, start, args.rank, args.ranks)
-        train_model(args, model, called, optimizer, scaler, start, progress, data, held_out)
+    data = batches(train, args, start, args.rank, args.ranks)
+    train_model(args, model, called, optimizer, scaler, start, progress, data, held_out)
     draw(model, held_out, args)
     if args.export:
         export(model, args)

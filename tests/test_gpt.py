@@ -202,11 +202,9 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--lr", "fast"], "argument --lr: invalid float value: 'fast'. --help lists"),
         ([tmp_path, "--base", PROGRAM], "there are no weights that --export of this program wrote"),
         ([tmp_path, "--data", tmp_path], "(IsADirectoryError): no .npy of more than"),
-        ([tmp_path / "out", "--draw", "x"], "no checkpoint in --out"),
         ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
         ([tmp_path / "out", "--export", tokens.parent], "is a folder, or another file of this run"),
         ([tmp_path / "out", "--export", tokens], "or another file of this run: name a new file"),
-        ([whole, "--draw", tmp_path / "a", "--export", tmp_path / "a"], "name a new file"),
         ([tmp_path / "out", "--export", tmp_path / ("a" * 250)], "File name too long"),
         ([tmp_path, "--base", base, "--layers", 1], "--base: layers must be as in"),
         ([tmp_path, "--base", base, "--heads", 2], "--base: heads must be as in"),
@@ -365,14 +363,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_goes_on(
     assert_equal(out, whole)
     assert losses(out) == losses(whole)
     assert len(list(out.glob("step-00000020.damaged-*/*"))) > 0
-
-
-def test_which_step_is_drawn_is_said_if_it_is_not_the_newest(whole, tokens, tmp_path):
-    out = shutil.copytree(whole, tmp_path / "out")
-    damage(out / "step-00000020", "flipped")
-    done = run_here(PROGRAM, "--out", out, "--draw", tmp_path / "a.txt")
-    assert re.search(r"step-00000020 is damaged \(.*\): step 10 is drawn\n", done.stdout)
-    assert (out / "step-00000020" / ".metadata").exists()
 
 
 def test_a_checksum_sees_what_has_moved_and_is_that_of_its_parts(gpt):
@@ -582,8 +572,6 @@ def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens,
     done = run_here(PROGRAM, *options, "--lr", 1e38, "--log-every", 20)
     assert "it diverged, and is not saved. Try a lower --lr" in done.stderr
     assert not list((tmp_path / "out").glob("step-*"))
-    done = run_here(PROGRAM, *options, "--lr", 1e38, "--draw", tmp_path / "a.txt")
-    assert "--draw: no checkpoint in --out" in done.stderr
     options[1] = tmp_path / "new"
     notes = tmp_path / "new" / "step-00000002" / "notes.txt"
     with mock.patch("torch.distributed.checkpoint.async_save", noting(notes)):
@@ -686,7 +674,8 @@ def test_a_sharded_model_draws_what_a_whole_one_draws(gpt):
 def test_the_drawing_is_a_sheet_of_each_class_and_can_be_made_again(gpt, tmp_path):
     options = ["--out", tmp_path / "out", "--layers", 1, "--width", 16, "--steps", 2, "--peak", 1]
     assert run_here(PROGRAM, *options).returncode == 0
-    sheet = (tmp_path / "out" / "drawing.png").read_bytes()
-    assert run_here(PROGRAM, *options, "--draw", tmp_path / "again").returncode == 0
-    assert (tmp_path / "again").read_bytes() == sheet
-    assert Image.open(tmp_path / "again").size == (4 * 10 * 14, 4 * 8 * 14)
+    sheet = (drawing := tmp_path / "out" / "drawing.png").read_bytes()
+    assert Image.open(drawing).size == (4 * 10 * 14, 4 * 8 * 14)
+    drawing.unlink()
+    assert run_here(PROGRAM, *options).returncode == 0
+    assert drawing.read_bytes() == sheet
