@@ -3,6 +3,8 @@
 import gc
 import re
 import sys
+import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -101,17 +103,16 @@ class Placement:
     def __repr__(self) -> str:
         if not self.devices:
             return "no tensors found"
-        first = next(iter(self.devices))
-        if len(self.devices) == 1:
+        first, *others = self.devices
+        if not others:
             count = len(self.devices[first])
             return f"all {count} tensors on {first} ({in_bytes(self._bytes[first])})"
         lines = [
             f"{device}: {len(names)} tensors, {in_bytes(self._bytes[device])}"
             for device, names in self.devices.items()
         ]
-        if self._counters:
-            counters = "the optimizer's step counters, which belong on cpu"
-            lines.append(f"{counters}: {len(self._counters)}")
+        if count := len(self._counters):
+            lines.append(f"the optimizer's step counters, which belong on cpu: {count}")
         if self.odd:
             lines.append(f"not on {first}:")
         lines += [f"  {name} is on {device}" for name, device in list(self.odd.items())[:10]]
@@ -262,7 +263,7 @@ class _MetaCheck(TorchDispatchMode):
         if name not in self.MIXING or (name == "index" and args[0].is_cpu):
             changed = tensors[:1] if name.endswith("_") else []  # in place: it stays on the CPU
             tensors = [t for t in tensors if t.dim() or not t.is_cpu] + changed
-            devices = {str(tensor.device): None for tensor in tensors}
+            devices = dict.fromkeys(str(tensor.device) for tensor in tensors)
             if len(devices) > 1 and "meta" in devices:
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two "
@@ -322,10 +323,10 @@ def held_tensors(most: int = 10, like: str = "") -> list[Held]:
     del tensor
     groups = {kind: tensors for kind, tensors in groups.items() if like in kind}
     size = {kind: _memory(tensors) for kind, tensors in groups.items()}
-    frames = [*_callers(sys._getframe(1))]
-    callers = {sys._getframe(), *frames}
-    for top in sys._current_frames().values():
-        frames += [frame for frame in _callers(top) if frame not in callers]
+    others = sys._current_frames()
+    del others[threading.get_ident()]
+    tops = [sys._getframe(1), *others.values()]  # the caller's names before other threads'
+    frames = [frame for top in tops for frame, _ in traceback.walk_stack(top)]
     held = []
     for kind in sorted(groups, key=size.__getitem__, reverse=True)[:most]:
         tensors = groups[kind]
@@ -347,12 +348,6 @@ def _memory(tensors: list[Tensor]) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
     storages.pop(0, None)  # on meta
     return sum(storages.values())
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame:
-        yield frame
-        frame = frame.f_back
 
 
 def _holder(tensors: list[Tensor], frames: list[FrameType]) -> str:
