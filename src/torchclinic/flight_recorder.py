@@ -217,28 +217,28 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
             made.setdefault(rank, {}).setdefault(call["number"], call)
     found = {key: finding for key in groups if (finding := _difference(groups[key]))}
 
-    def where(rank: int, call: dict | None = None, word: str = "in") -> str:
-        if not call and ranks[rank]:
-            call = ranks[rank][-1]
-            finding = found.get(call["key"])
-            stuck = finding and call["number"] >= finding["number"]
-            stuck = not call["ended"] if call["p2p"] else stuck
-            word = "in" if stuck else "after"
-        return KNOWN["line"][word if call else "never"].format(**call or {})
+    def last_of(rank: int) -> str:
+        if not ranks[rank]:
+            return KNOWN["line"]["never"]
+        call = ranks[rank][-1]
+        finding = found.get(call["key"])
+        stuck = finding and call["number"] >= finding["number"]
+        stuck = not call["ended"] if call["p2p"] else stuck
+        return KNOWN["line"]["in" if stuck else "after"].format(**call)
 
     for key, finding in found.items():
-        kind, places = finding["kind"], {}
-        pair = finding["number"], finding["number"] + 1
+        kind, number = finding["kind"], finding["number"]
+        places = {rank: last_of(rank) for rank, made in groups[key].items()}
         for rank, made in groups[key].items():
-            call, then = (made.get(number) for number in pair)
-            word = "in" if kind == "skipped" and rank in finding["ranks"] else kind
-            places[rank] = where(rank, call and call | {"then": then and then["text"]}, word)
-        gaps = finding | {"ranks": _ranks(finding["ranks"]).capitalize()}
-        gaps["next"] = pair[1]
+            if call := made.get(number):
+                word = "in" if kind == "skipped" and rank in finding["ranks"] else kind
+                then = made.get(number + 1, {}).get("text")
+                places[rank] = KNOWN["line"][word].format(**call, then=then)
+        gaps = finding | {"ranks": _ranks(finding["ranks"]).capitalize(), "next": number + 1}
         finding["says"] = KNOWN["says"][kind].format(**gaps)
         finding |= {"entry": KNOWN["entry"][kind], "lines": _lines(places)}
-    same = {"kind": "same", "says": KNOWN["says"]["same"]}
-    same["lines"] = _lines({rank: where(rank) for rank in ranks})
+    lines = _lines({rank: last_of(rank) for rank in ranks})
+    same = {"kind": "same", "says": KNOWN["says"]["same"], "lines": lines}
     return sorted(found.values(), key=lambda finding: finding["seconds"]) or [same]
 
 
@@ -248,11 +248,8 @@ def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
     start = max(min(made, default=0) for made in ranks.values())
     ends = {rank: max(made, default=0) for rank, made in ranks.items()}
     for number in sorted(n for n in set().union(*ranks.values()) if n >= start):
-        calls = {
-            rank: made.get(number)
-            for rank, made in ranks.items()
-            if number in made or number > ends[rank]
-        }
+        here = [r for r, made in ranks.items() if number in made or number > ends[r]]
+        calls = {rank: ranks[rank].get(number) for rank in here}
         for kind, key in (("skipped", "op"), ("size", "size")):
             usual = Counter(call[key] for call in calls.values() if call).most_common(1)[0][0]
             odd = [rank for rank, call in calls.items() if not call or call[key] != usual]
@@ -273,10 +270,10 @@ def _in_two_orders(ranks: Iterable[dict[int, dict]], number: int) -> bool:
 
 def _lines(texts: dict[int, str]) -> list[str]:
     """``rank 1: ...`` for each rank, and a single line for those that have the same text."""
-    alike = {
-        text: [rank for rank in sorted(texts) if texts[rank] == text] for text in texts.values()
-    }
-    return [f"{_ranks(alike[text])}: {text}" for text in sorted(alike, key=alike.__getitem__)]
+    alike: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        alike.setdefault(texts[rank], []).append(rank)
+    return [f"{_ranks(ranks)}: {text}" for text, ranks in alike.items()]
 
 
 def _ranks(ranks: list[int]) -> str:
