@@ -193,17 +193,18 @@ def host_names(facts: Iterable[Mapping]) -> dict[int, str]:
 def host_table(facts: list[dict]) -> Table:
     """A row a host; columns that are empty on all hosts are left out."""
     names, rows = host_names(facts), []
+    versions = ["driver", "torch", "CUDA", "NCCL", "Python", "torchclinic", "program"]
     for host in dict.fromkeys(names.values()):
         here = [f for f in facts if names[f["rank"]] == host]
         first, last = here[0], here[-1]
-        row = {"host": host, "address": f"{first['address'] or 'none'} ({first['interface']})"}
-        row["ranks"] = f"{first['rank']}" + f"-{last['rank']}" * (len(here) > 1)
-        row["GPUs"] = f"{first['gpus']} x {first['GPU']}" if first["gpus"] else "–"
-        for key in ("driver", "torch", "CUDA", "NCCL", "Python", "torchclinic", "program"):
-            row[key] = " / ".join(dict.fromkeys(f[key] or "–" for f in here))
-        rows.append(row)
-    kept = [key for key in rows[0] if any(row[key] != "–" for row in rows)]
-    return Table(kept, [[row[key] for key in kept] for row in rows])
+        address = f"{first['address'] or 'none'} ({first['interface']})"
+        ranks = f"{first['rank']}" + f"-{last['rank']}" * (len(here) > 1)
+        gpus = f"{first['gpus']} x {first['GPU']}" if first["gpus"] else "–"
+        told = (" / ".join(dict.fromkeys(f[key] or "–" for f in here)) for key in versions)
+        rows.append([host, address, ranks, gpus, *told])
+    columns = zip(["host", "address", "ranks", "GPUs", *versions], *rows, strict=True)
+    header, *rows = zip(*(c for c in columns if {*c[1:]} != {"–"}), strict=True)
+    return Table(header, rows)
 
 
 def disagreements(facts: list[dict]) -> list[str]:
@@ -388,8 +389,8 @@ def all_reduce_times(device: torch.device) -> dict[int, float]:
     return times
 
 
-def bus_bandwidth(size: float, seconds: float, world_size: int) -> float:
-    """Bytes a second over each rank's link in an all-reduce of `size` bytes.
+def bus_bandwidth(size: float, seconds: float, world_size: int) -> str:
+    """How many bytes a second go over each rank's link in an all-reduce of `size` bytes.
 
     As nccl-tests defines it, so that it can be held against the link's own speed, however many
     ranks there are: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
@@ -397,9 +398,9 @@ def bus_bandwidth(size: float, seconds: float, world_size: int) -> float:
     Examples
     --------
     >>> bus_bandwidth(1e9, 2.0, world_size=4)
-    750000000.0
+    '750.0 MB/s'
     """
-    return size / seconds * 2 * (world_size - 1) / world_size
+    return f"{in_bytes(size / seconds * 2 * (world_size - 1) / world_size)}/s"
 
 
 # --- what comes of it ---------------------------------------------------------------------------
@@ -408,7 +409,7 @@ def bus_bandwidth(size: float, seconds: float, world_size: int) -> float:
 def all_reduce_table(times: Mapping[int, float], world_size: int) -> Table:
     """A row for each size."""
     rows = [
-        [in_bytes(size), f"{t * 1e3:.3g} ms", _speed(bus_bandwidth(size, t, world_size))]
+        [in_bytes(size), f"{t * 1e3:.3g} ms", bus_bandwidth(size, t, world_size)]
         for size, t in times.items()
     ]
     return Table(["all-reduce", "time", "bus bandwidth"], rows)
@@ -419,16 +420,12 @@ def verdict(names: Mapping[int, str], times: Mapping) -> str:
     ranks, hosts = len(names), len(set(names.values()))
     line = f"OK: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)} agree"
     if times:
-        line += f"; all-reduce {_speed(bus_bandwidth(max(times), times[max(times)], ranks))}"
+        line += f"; all-reduce {bus_bandwidth(max(times), times[max(times)], ranks)}"
     return line
 
 
 def _marked(problems: list[str]) -> list[str]:
     return [f"PROBLEM  {problem}" for problem in problems]
-
-
-def _speed(bytes_per_second: float) -> str:
-    return f"{in_bytes(bytes_per_second)}/s"
 
 
 def _and(things: Iterable) -> str:
@@ -437,8 +434,7 @@ def _and(things: Iterable) -> str:
 
 
 def _device(backend: str) -> torch.device:
-    on_gpu = backend == "nccl"
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if backend == "nccl" else "cpu")
 
 
 def _short(error: Exception) -> str:
