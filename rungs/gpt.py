@@ -10,7 +10,7 @@ A run that was stopped goes on with the same command, or with --out alone, also 
 (torchrun gives them 30 seconds). An error? Add to the command: 2>&1 | torchclinic explain
 
     python rungs/gpt.py --out clothes --export clothes.safetensors
-    python rungs/gpt.py --base clothes.safetensors --data mine.npz --out mine
+    python rungs/gpt.py --base clothes.safetensors --lora 8 --data mine.npz --out mine
 """
 
 import argparse
@@ -59,6 +59,7 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
     "vocabulary": (0, "number of token ids; 0: the highest in the data + 1"),
     "context": (SIDE * SIDE, "tokens per sequence; a picture has 196"),
     "tied": (False, "let the output layer use the embedding's weights"),
+    "lora": (0, "rank of adapters, which alone learn, on the weights of --base; 0: none"),
     "dropout": (0.0, "probability, below 1"),
     "steps": (1500, "optimizer steps in all; the learning rate is planned over them"),
     "batch": (32, "sequences per step, of all processes together"),
@@ -78,7 +79,7 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
 SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the weights of --base
-LIMITS = {"seed": (0, 2**31), "dropout": (0, 0.999), "decay": (0, 1000)}
+LIMITS = {"seed": (0, 2**31), "lora": (0, 10**6), "dropout": (0, 0.999), "decay": (0, 1000)}
 LIMITS |= {"vocabulary": (0, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
 LIMITS |= {"layers": (1, 10**4), "width": (1, 10**6)}
 HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
@@ -96,6 +97,21 @@ def rotated(x, place):
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).type_as(x)
 
 
+class Linear(nn.Linear):
+    """Without a bias; with --lora, beside it the change that learns (arXiv:2106.09685)."""
+
+    def __init__(self, inputs, outputs, args):
+        super().__init__(inputs, outputs, bias=False)
+        self.rank = getattr(args, "lora", 0)
+        if self.rank:
+            self.lora_a = nn.Parameter(torch.empty(self.rank, inputs))
+            self.lora_b = nn.Parameter(torch.empty(outputs, self.rank))
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + F.linear(F.linear(x, self.lora_a), self.lora_b) if self.rank else y
+
+
 class Block(nn.Module):
     """Attention, then a gated MLP; each is added to its input."""
 
@@ -104,10 +120,10 @@ class Block(nn.Module):
         self.args, width, self.head = args, args.width, args.width // args.heads
         hidden = 16 * round(width / 6)  # 8/3 of the width: as many weights as in a plain MLP
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv = nn.Linear(width, (args.heads + 2 * args.kv_heads) * self.head, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.qkv = Linear(width, (args.heads + 2 * args.kv_heads) * self.head, args)
+        self.out = Linear(width, width, args)
+        self.gate_up = Linear(width, 2 * hidden, args)
+        self.down = Linear(hidden, width, args)
 
     def forward(self, x, place, cache=None):
         if self.args.recompute and self.training:  # keeps x alone, and computes the rest again
@@ -141,6 +157,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.RMSNorm(args.width)
         self.head = None if args.tied else nn.Linear(args.width, args.vocabulary, bias=False)
+        for name, parameter in self.named_parameters() if getattr(args, "lora", 0) else ():
+            parameter.requires_grad_("lora" in name)
 
     def forward(self, tokens, caches=None):
         before = caches[0][0].shape[2] if caches and caches[0] else 0
@@ -157,9 +175,10 @@ class GPT(nn.Module):
         for i, (name, value) in enumerate(self.named_parameters()):
             adds = name.endswith(("out.weight", "down.weight"))  # to what all blocks add to
             std = 0.02 / (2 * len(self.blocks)) ** 0.5 if adds else 0.02
+            std *= not name.endswith("lora_b")  # at first, the adapters change nothing
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
             new = torch.ones(value.shape) if "norm" in name else new * std
-            if base:
+            if base and "lora" not in name:
                 new = base.get_tensor(name).float()
                 new.isfinite().all() or leave(f"--base: {name} has numbers that are not finite")
             new = new.to(value.device)
@@ -173,12 +192,13 @@ def flops_of(args, model):
     """Of training, per token: what the model needs, and what is computed with --recompute.
 
     Two for each weight of a matrix, and attention over the whole context, as papers count it
-    (PaLM, arXiv:2204.02311, appendix B); three times that with the backward pass.
+    (PaLM, arXiv:2204.02311, appendix B); three times that with the backward pass, twice where
+    weights are frozen.
     """
     matrices = [p for p in model.blocks.parameters() if p.dim() > 1]
     head = model.embedding.weight if model.head is None else model.head.weight
     attention = 4 * args.layers * args.context * args.width
-    needed = 3 * (sum(2 * p.numel() for p in [*matrices, head]) + attention)
+    needed = sum(2 * (2 + p.requires_grad) * p.numel() for p in [*matrices, head]) + 3 * attention
     last = sum(block.down.weight.numel() for block in model.blocks)  # kept: the next one's input
     again = 2 * sum(p.numel() for p in matrices) + attention - 2 * last
     return needed, needed + args.recompute * again
@@ -419,8 +439,9 @@ def sums_of(state):
 
 
 def state_of(model, optimizer, scaler, progress):
-    """What a run has learnt, under names that are alike on every rung."""
-    weights, moments = alike.get_state_dict(model, optimizer)
+    """What a run has learnt, under names that are alike on every rung; without frozen weights."""
+    learnt = alike.StateDictOptions(ignore_frozen_params=True)
+    weights, moments = alike.get_state_dict(model, optimizer, options=learnt)
     state = {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
     return state | {"progress": torch.tensor(progress, dtype=torch.float64)}
 
@@ -432,8 +453,9 @@ def load(folder, model, optimizer, scaler):
     dcp.load(state, checkpoint_id=folder)
     if not torch.equal(state["sums"], sums_of(state)):
         raise ValueError("its numbers are not those that were saved")
+    options = alike.StateDictOptions(strict=False)  # frozen weights are not in it
     parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-    alike.set_state_dict(model, optimizer, **parts)
+    alike.set_state_dict(model, optimizer, **parts, options=options)
     scaler.load_state_dict(state["scaler"])
     return state["progress"].tolist()
 
@@ -482,6 +504,7 @@ def write(path, how):
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+    return path
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -670,17 +693,29 @@ def draw(model, held_out, args):
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
         how = partial(Path.write_text, data=text + "\n")
     file = args.out / f"drawing.{'png' if pictures else 'txt'}"
-    write(file, how)
-    say(f"drawn: {file.name}")
+    say(f"drawn: {write_somewhere(file, how).name}")
 
 
 def export(model, args):
-    """The whole weights to one file: gathered by all ranks, for rank 0."""
+    """The whole weights to one file, adapters merged: gathered by all ranks, for rank 0."""
     whole = alike.StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = alike.get_model_state_dict(model, options=whole)
-    options = {name: json.dumps(getattr(args, name)) for name in OPTIONS}
+    for name in [name for name in weights if name.endswith(".lora_b")]:
+        a, layer = name.replace("lora_b", "lora_a"), name.replace("lora_b", "weight")
+        weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
+    options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
     if args.rank == 0:
-        write(args.export, partial(save_file, weights, metadata=options))
+        write_somewhere(args.export, partial(save_file, weights, metadata=options))
+
+
+def write_somewhere(path, how):
+    """As `write`; where that fails, in a new temporary folder: what was computed is not lost."""
+    try:
+        return write(path, how)
+    except (OSError, SafetensorError) as error:
+        other = Path(tempfile.mkdtemp()) / path.name
+        say(f"{path} cannot be written ({error}): written to {other}")
+        return write(other, how)
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -758,6 +793,7 @@ def read_and_check(args):
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
         (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
         (args.context + 1 != train.shape[1], "--context: a picture has 196 tokens"),
+        (args.lora and not args.base, "--lora changes weights: name their file as --base"),
     ]:
         if wrong:
             leave(sentence)
@@ -784,15 +820,15 @@ def run(args, train, held_out):
         leave(steps)
     with torch.device("meta"):  # without memory yet
         model = GPT(args)
-    shapes = {name: [*p.shape] for name, p in model.named_parameters()}
+    shapes = {name: [*p.shape] for name, p in model.named_parameters() if "lora" not in name}
     there = args.weights.keys() if args.weights else ()
     if there and shapes != {name: args.weights.get_slice(name).get_shape() for name in there}:
         leave(f"--base {args.base}: its weights are not those that its options promise")
     called = parallelize(model, args)
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": args.decay}]
-    groups += [{"params": others, "weight_decay": 0}]
+    learn = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = ([p for p in learn if (p.dim() > 1) == big] for big in (True, False))
+    groups = {"params": matrices, "weight_decay": args.decay}, {"params": others, "weight_decay": 0}
+    groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.95), fused=True)
     scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
     start, progress = 0, [0, 0]
@@ -819,7 +855,7 @@ def main():
     try:
         join(args)
         run(args, train, held_out)
-    except (OSError, SafetensorError, dcp.CheckpointException) as error:
+    except (OSError, dcp.CheckpointException) as error:
         leave(f"{reason_of(error)}. Is the disk full, was --out moved? The same command goes on.")
     finally:
         if args.lock:

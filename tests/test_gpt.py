@@ -24,7 +24,6 @@ import pytest
 import torch
 from PIL import Image
 from running import ROOT, wait_until
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from test_rungs import WITHOUT_GPUS, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -200,6 +199,7 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--lr", "nan"], "--lr must be from 1e-12 to 1e+38, not nan"),
         ([tmp_path, "--clip", -1], "--clip must be from 1e-12 to inf, not -1.0"),
         ([tmp_path, "--lr", "fast"], "argument --lr: invalid float value: 'fast'. --help lists"),
+        ([tmp_path, "--lora", 4], "--lora changes weights: name their file as --base"),
         ([tmp_path, "--base", PROGRAM], "there are no weights that --export of this program wrote"),
         ([tmp_path, "--data", tmp_path], "(IsADirectoryError): no .npy of more than"),
         ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
@@ -482,23 +482,46 @@ def test_a_terminal_that_is_closed_saves_first_and_nohup_trains_on(tokens, tmp_p
             training.kill()
 
 
-def test_weights_of_a_base_are_where_a_run_begins(whole, tokens, tmp_path):
+@pytest.mark.slow
+def test_adapters_learn_alone_are_saved_alone_and_merge_into_the_weights(whole, tokens, tmp_path):
     base = whole / "weights.safetensors"
-    run(tmp_path / "out", tokens, "--base", base, "--lr", 1e-12)
-    assert losses(tmp_path / "out")[2][1] == pytest.approx(losses(whole)[20][1], rel=1e-5)
+    how = ["--base", base, "--lora", 2, "--lr", 0.03, "--decay", 0]
+    run(tmp_path / "one", tokens, *how)
+    run(tmp_path / "fsdp", tokens, *how, parallel="fsdp")
+    before, one = load_file(base), load_file(tmp_path / "one" / "weights.safetensors")
+    other = load_file(tmp_path / "fsdp" / "weights.safetensors")
+    assert before.keys() == one.keys() == other.keys()
+    layers = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight")
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-4, atol=1e-6)
+        assert torch.equal(one[name], before[name]) != name.endswith(layers), name
+    ranks = [torch.linalg.matrix_rank(one[n] - before[n], rtol=1e-3) for n in one if "qkv" in n]
+    assert ranks == [2, 2]
+    step = tmp_path / "one" / "step-00000020"
+    saved = torch.distributed.checkpoint.FileSystemReader(step).read_metadata().state_dict_metadata
+    names = {name for name in saved if name.startswith("model.")}
+    assert len(names) == 16
+    assert all(".lora_" in name for name in names)
+    # As a base of its own, the merged file computes what the adapters did.
+    run(
+        tmp_path / "merged",
+        tokens,
+        "--base",
+        tmp_path / "one" / "weights.safetensors",
+        "--lr",
+        1e-12,
+    )
+    assert losses(tmp_path / "merged")[2][1] == pytest.approx(
+        losses(tmp_path / "one")[20][1], rel=1e-5
+    )
 
 
-def test_weights_that_cannot_be_written_are_exported_by_the_same_command(whole, tmp_path):
-    out, export = shutil.copytree(whole, tmp_path / "out"), tmp_path / "weights.safetensors"
-    full = mock.Mock(side_effect=SafetensorError("No space left on device"))
-    with mock.patch("safetensors.torch.save_file", full):
-        done = run_here(PROGRAM, "--out", out, "--export", export)
-    assert "SafetensorError: No space left on device. Is the disk full" in done.stderr
-    assert run_here(PROGRAM, "--out", out, "--export", export).returncode == 0
-    assert_equal(tmp_path, whole)
-
-
-def test_a_file_that_is_written_has_the_mode_of_a_new_one(gpt, tmp_path):
+def test_what_cannot_be_written_in_the_end_is_written_elsewhere(gpt, tmp_path, capsys):
+    (tmp_path / "no folder").write_text("")
+    found = gpt.write_somewhere(tmp_path / "no folder" / "a.txt", lambda path: path.write_text("b"))
+    assert found.read_text() == "b"
+    assert "cannot be written" in capsys.readouterr().out
+    shutil.rmtree(found.parent)
     before = os.umask(0o027)
     try:
         gpt.write(tmp_path / "new.txt", lambda path: path.write_text("b"))
