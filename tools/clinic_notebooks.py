@@ -61,30 +61,26 @@ def with_new_tables(chapters: Iterable[Path]) -> Iterator[tuple[Path, nbformat.N
 
 def entry(error: Error) -> list[nbformat.NotebookNode]:
     """The message, why, what to do, and folded, code that fails and code that works."""
-    cells = [markdown(f"## {error.title}", error.message)]
-    if error.quoted:
-        text = f"```text\n{error.quoted.strip()}\n```"
-        cells += [markdown(f"Not raised here. PyTorch {TORCH} has in `{error.source}`:", text)]
-    cells += [markdown(f"**Why.** {error.cause.strip()}", f"**Do.** {error.fix.strip()}")]
-    if error.stand_in.strip():
-        cells += [markdown(error.stand_in)]
-    if error.fails:
-        cells += [
-            folded(error.fails, "that fails" if error.raises else "that shows it", *tags_of(error))
-        ]
-    if error.works:
-        cells += [folded(error.works, "that works")]
+    quoted = error.quoted and (
+        f"Not raised here. PyTorch {TORCH} has in `{error.source}`:",
+        f"```text\n{error.quoted.strip()}\n```",
+    )
     avoid = error.avoid and f"**Avoid it.** {error.avoid.strip()}"
     versions = error.versions and f"**Versions.** {error.versions.strip()}"
     links = [*map(chapter_link, error.chapters), *map(thread_link, error.threads)]
-    read_on = f"**Read on.** {', '.join(links)}." if links else ""
-    if avoid or versions or read_on:
-        cells += [markdown(avoid, versions, read_on)]
-    return cells
-
-
-def tags_of(error: Error) -> list[str]:
-    return ["raises-exception"] if error.raises and error.kind in ("error", "follows") else []
+    read_on = links and f"**Read on.** {', '.join(links)}."
+    shows = "that fails" if error.raises else "that shows it"
+    tags = ["raises-exception"] * (error.raises and error.kind in ("error", "follows"))
+    cells = [
+        markdown(f"## {error.title}", error.message),
+        markdown(*quoted),
+        markdown(f"**Why.** {error.cause.strip()}", f"**Do.** {error.fix.strip()}"),
+        markdown(error.stand_in),
+        folded(error.fails, shows, *tags),
+        folded(error.works, "that works"),
+        markdown(avoid, versions, read_on or ""),
+    ]
+    return [cell for cell in cells if cell.source]
 
 
 def chapter_link(chapter: str) -> str:
@@ -93,8 +89,7 @@ def chapter_link(chapter: str) -> str:
 
 
 def thread_link(address: str) -> str:
-    of_github = GITHUB.fullmatch(address)
-    if of_github:
+    if of_github := GITHUB.fullmatch(address):
         return f"[{of_github[1]}#{of_github[2]}]({address})"
     return f"[{address.split('/')[2]}]({address})"
 
@@ -106,9 +101,8 @@ def markdown(*paragraphs: str) -> nbformat.NotebookNode:
 
 def folded(source: str, what: str, *tags: str) -> nbformat.NotebookNode:
     cell = code(source, "hide-cell", *tags)
-    cell.metadata["mystnb"] = {
-        f"code_prompt_{do}": f"{do.title()} code {what}" for do in ("show", "hide")
-    }
+    prompts = {"code_prompt_show": f"Show code {what}", "code_prompt_hide": f"Hide code {what}"}
+    cell.metadata["mystnb"] = prompts
     return cell
 
 

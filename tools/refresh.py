@@ -20,7 +20,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tools.clinic_notebooks import clinic_notebook, with_new_tables
 from tools.machine_facts import machine_facts
+from torchclinic.writing import atomic_file
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 METADATA = {
@@ -41,10 +43,6 @@ def refresh(path: Path) -> None:
         If a cell that has this tag raises nothing; likewise.
     """
     if path.stem.startswith("errors_"):
-        from tools.clinic_notebooks import (
-            clinic_notebook,
-        )  # needs the packages; recording runs without
-
         notebook = clinic_notebook(path.stem.removeprefix("errors_"))
     else:
         chapter: Any = nbformat.read(path, as_version=4)
@@ -149,14 +147,11 @@ def own_frames(traceback: str, name: str) -> str:
 
 def write_text(text: str, path: Path) -> None:
     """Write `text` to `path`: all of it, or nothing."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def main(names: list[str]) -> None:
-    from tools.clinic_notebooks import with_new_tables  # as above
-
     # A child's progress bars and colours are for terminals, not for a page. The other is that of
     # torchladder.measuring.when_recorded.
     os.environ.update(TQDM_DISABLE="1", TORCHLADDER_RECORDING="1")

@@ -258,9 +258,9 @@ def _remove(namespace: str) -> None:
 
 
 def _out(*command: str) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        why = f"{' '.join(map(str, command))}: {done.stderr.strip()}"
+        why = f"{' '.join(command)}: {done.stderr.strip()}"
         refused = "not permitted" in why or "Permission denied" in why
         raise PermissionError(why) if refused else OSError(why)
     return done.stdout
