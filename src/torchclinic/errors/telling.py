@@ -46,12 +46,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if other := not found and other_program(log):
         return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
     if not found and asking.is_said(log):
-        near = [wrapped(_brief(address, log), "  ", "    ") for address in asking.nearest(log)]
-        is_message = first_failure(log.split("\n")) is not None
-        unknown = is_message or (signs(log) and not near)
-        head = [f"{UNKNOWN} " * bool(unknown) + (NEAREST if near else NOT_CLOSE)]
-        head = [_last_words(log), *head] if re.search(OF_A_PROGRAM, log) else head
-        return "\n\n".join([*head, "\n".join(near), NEAREST_MORE, ASK] if near else [*head, ASK])
+        return _answer(log)
     root = _root(log, found)
     kinds = {match.error.kind for match in found}
     if not root and kinds <= {"follows", "warning"} and kinds != {"warning"}:
@@ -77,6 +72,18 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def _answer(said: str) -> str:
+    """The entries and sections that are nearest to what somebody says that they see."""
+    near = [wrapped(_brief(address, said), "  ", "    ") for address in asking.nearest(said)]
+    is_message = first_failure(said.split("\n")) is not None
+    head = NEAREST if near else NOT_CLOSE
+    if is_message or (signs(said) and not near):
+        head = f"{UNKNOWN} {head}"
+    words = [_last_words(said)] if re.search(OF_A_PROGRAM, said) else []
+    below = ["\n".join(near), NEAREST_MORE] if near else []
+    return "\n\n".join([*words, head, *below, ASK])
+
+
 def _root(log: str, found: list[Match]) -> str:
     """The first error of a log, if no entry knows it, and where in the program it came up."""
     if not (root := unknown_root(log, found)):
@@ -94,11 +101,6 @@ def _last_words(log: str) -> str:
         return ""
     says = f"The program's last words, in line {line_of(log, own[-1])}: "
     return wrapped(says + excerpt(lines[own[-1]], 0), "  ", "    ")
-
-
-def nearest_to(text: str) -> list[str]:
-    """The addresses of what is nearest to what somebody says that they see; of a log, none."""
-    return asking.nearest(text) if asking.is_said(text) else []
 
 
 def _brief(address: str, said: str) -> str:
@@ -127,7 +129,7 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
     """
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
-    if near := not found and nearest_to(log):
+    if not found and asking.is_said(log) and (near := asking.nearest(log)):
         more["nearest"] = near
     if root := unknown_root(log, found):
         more["unknown"] = root
