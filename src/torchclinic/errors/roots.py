@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 from torchclinic.errors.entries import KINDS
 from torchclinic.errors.finding import Match, find, line_of
 from torchclinic.errors.squeezing import excerpt, unprefixed, without_colours
 from torchclinic.process_group import PEER_IS_GONE
 
-MOST = 50  # errors that are looked at: all may follow
+MOST = 51  # errors that are looked at: all may follow
 ABOVE, MESSAGE = 100, 5  # lines of a traceback, of what an error says
 # The last line of a traceback; a frame; and what is none of the reader's files.
 FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)|[\w./-]{1,100}\.py: .{1,300}"
@@ -22,18 +23,13 @@ def first_failure(lines: Sequence[str]) -> tuple[int, str] | None:
     """In which line, from 0, the first error stands that does not follow from another rank's, and
     what it says.
     """
-    tried = 0
-    for number, line in enumerate(lines):
-        if not any(word in line for word in TELLING):
-            continue
-        text = unprefixed(line[:600]).strip()
-        if not re.match(FAILURE, text, re.ASCII):
-            continue
+    telling = (n for n, line in enumerate(lines) if any(word in line for word in TELLING))
+    texts = ((number, unprefixed(lines[number][:600]).strip()) for number in telling)
+    failures = (found for found in texts if re.match(FAILURE, found[1], re.ASCII))
+    for number, text in islice(failures, MOST):
         follows = any(match.error.kind == "follows" for match in find(text))
         if not follows and not PEER_IS_GONE.search(text):
             return number, excerpt(text, 0)
-        if (tried := tried + 1) > MOST:
-            break
     return None
 
 
