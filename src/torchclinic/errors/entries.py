@@ -124,5 +124,4 @@ class ErrorTable:
 def of_chapter(name: str) -> ErrorTable:
     """The entries that lead to a chapter, such as ``'inside_ddp'``, in the catalogue's order."""
     titles = re.compile(rf"\d\d_{name}(#|$)")
-    named = [e for e in catalogue().values() if any(map(titles.match, e.chapters))]
-    return ErrorTable(named)
+    return ErrorTable([e for e in catalogue().values() if any(map(titles.match, e.chapters))])

@@ -72,7 +72,9 @@ def find(log: str) -> list[Match]:
     starts = [0, *accumulate(map(len, squeezed))]
     squeezed = "".join(squeezed)
     places = places_by_entry(squeezed)
-    places = {name: places[name] for name in places if not _is_excluded(name, squeezed)}
+    for name in list(places):
+        if any(places_of(pattern, squeezed) for pattern in patterns_of(name, "unless")):
+            del places[name]
     if not places or other_program(log):
         return []
     named = places_of(["Error"], squeezed)
@@ -163,11 +165,6 @@ def places_by_entry(text: str) -> dict[str, list[int]]:
                 if any(map(blocks.issuperset, _needed(pattern[0]))):
                     found += places_of(pattern, text, start, start + SLICE)
     return {name: sorted(found) for name, found in places.items() if found}
-
-
-def _is_excluded(name: str, text: str) -> bool:
-    """Whether a squeezed text holds what an entry is never found beside."""
-    return any(places_of(pattern, text) for pattern in patterns_of(name, "unless"))
 
 
 def _blocks(text: str) -> set[int]:

@@ -38,7 +38,7 @@ def squeeze(log: str) -> list[str]:
 
 def unprefixed(log: str) -> str:
     """A log without prefixes and colours, with one kind of quotes."""
-    return _without_prefixes(_plain(log))
+    return re.sub(f"^(?=.){PREFIX}", "", _plain(log), flags=re.MULTILINE | re.ASCII)
 
 
 def _plain(text: str) -> str:
@@ -51,10 +51,6 @@ def _plain(text: str) -> str:
 def without_colours(text: str) -> str:
     """A text without the codes that colour a terminal, or what a page has left of them."""
     return re.sub(COLOUR, "", text)
-
-
-def _without_prefixes(text: str) -> str:
-    return re.sub(f"^(?=.){PREFIX}", "", text, flags=re.MULTILINE | re.ASCII)
 
 
 def _ascii(text: str) -> str:
