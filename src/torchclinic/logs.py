@@ -205,11 +205,11 @@ def _in_one_form(times: dict[str, tuple]) -> dict[str, tuple]:
     """
     if not all(times.values()):
         return {}
-    dated, digits = all(t[0] for t in times.values()), min(len(t[4]) for t in times.values())
-    months = [int(t[1]) for t in times.values()]
-    turned = not dated and max(months) - min(months) > 6
+    years, months, *_, parts = zip(*times.values(), strict=True)
+    dated, digits = all(years), min(map(len, parts))
+    turned = not dated and {"01", "12"} <= {*months}
     return {
-        name: (year * dated, int(month) + 12 * (turned and month < "07"), *rest, part[:digits])
+        name: (year * dated, turned and month < "07", month, *rest, part[:digits])
         for name, (year, month, *rest, part) in times.items()
     }
 
