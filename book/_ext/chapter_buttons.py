@@ -12,18 +12,18 @@ from pathlib import Path
 
 from book._ext.controls import TEMPLATES
 from book._ext.landing import ladder
+from tools import hosted_notebooks
 
 MORE = "book/hosted"
-TOOLS = Path(__file__).parents[2] / "tools"
 # The chapters between two rungs that are about the lower one.
 ON_RUNG = {"faster_on_one_gpu": "2", "inside_ddp": "4"}
 
 
-def ladder_links(app, chapter, pathto):
+def ladder_links(rungs, chapter, pathto):
     """The rungs as links, that of the chapter lit."""
     here = re.search(r"_rung_(\d)_|$", chapter)[1] or ON_RUNG.get(chapter[3:])
     links = ""
-    for rung in ladder(app.srcdir):
+    for rung in rungs:
         lit = ' aria-current="true"' if str(rung["number"]) == here else ""
         link = f'<a href="{pathto("notebooks/" + rung["chapter"])}"{lit}>'
         link += f"<b>{rung['number']}</b> {rung.get('short', rung['title'])}</a>"
@@ -41,13 +41,13 @@ def add_buttons(app, page, template, context, doctree):
         file = f"hosted/{chapter}.ipynb"
         gaps |= {"notebook": pathto(file, resource=True), "more": pathto(MORE)}
         gaps |= {"published": published_path(app.config, file)}
-    for rung in ladder(app.srcdir) if re.match(r"\d\d_", chapter) else ():
+    rungs = ladder(app.srcdir) if re.match(r"\d\d_", chapter) else []
+    for rung in rungs:
         if rung["chapter"] == chapter:
             gaps["program"] = pathto(f"rungs/{rung['program']}", resource=True)
     missing = {"notebook": None, "program": None}
     template = TEMPLATES.get_template("chapter_buttons.html", globals=missing)
-    above = ladder_links(app, chapter, pathto) if re.match(r"\d\d_", chapter) else ""
-    buttons = above + template.render(gaps, exercise=False)
+    buttons = ladder_links(rungs, chapter, pathto) + template.render(gaps, exercise=False)
     body = context["body"].replace("</h1>", f"</h1>{buttons}", 1)
     # Whoever wants to write an answer needs the notebook, and it is far up.
     exercises = template.render(gaps, exercise=True) if hosted else ""
@@ -61,23 +61,19 @@ def published_path(config, file):
     return found and f"{found[1].removesuffix('.git')}/blob/{config.published_branch}/{file}"
 
 
-def copy_programs(app, exception):
-    if exception is None and app.builder.name == "html":
-        for rung in ladder(app.srcdir):
-            Path(app.outdir, "rungs").mkdir(exist_ok=True)
-            shutil.copy(Path(app.srcdir, "rungs", rung["program"]), Path(app.outdir, "rungs"))
-
-
-def write_notebooks(app, exception):
-    if exception is None and app.builder.name == "html" and MORE in app.env.found_docs:
-        from tools import hosted_notebooks
-
+def write_files(app, exception):
+    """The programs of the rungs, and the notebooks for Kaggle and Colab."""
+    if exception or app.builder.name != "html":
+        return
+    for rung in ladder(app.srcdir):
+        Path(app.outdir, "rungs").mkdir(exist_ok=True)
+        shutil.copy(Path(app.srcdir, "rungs", rung["program"]), Path(app.outdir, "rungs"))
+    if MORE in app.env.found_docs:
         hosted_notebooks.write_notebooks(Path(app.outdir, "hosted"))
 
 
 def setup(app):
     app.add_config_value("published_branch", "gh-pages", "html", str)
     app.connect("html-page-context", add_buttons)
-    app.connect("build-finished", copy_programs)
-    app.connect("build-finished", write_notebooks)
+    app.connect("build-finished", write_files)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,7 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Generic, Name, Number, Text
 
 ONE_SCREEN = 48  # lines of a diff
+TRACEBACK = r"Traceback \(most recent call last\)"
 WIDEST = 110  # letters in a line of columns; a longer one is a sentence
 
 
@@ -24,14 +25,8 @@ class TracebackLexer(RegexLexer):
     aliases = ("ipython-error",)
     tokens: ClassVar = {
         "root": [
-            (
-                r"([\w.]+)( +Traceback \(most recent call last\)\n)",
-                bygroups(Name.Exception, Comment),
-            ),
-            (
-                r"(-+> )(\d+)([^\n]*\n)",
-                bygroups(Name.Exception, Number, using(PythonLexer)),
-            ),
+            (rf"([\w.]+)( +{TRACEBACK}\n)", bygroups(Name.Exception, Comment)),
+            (r"(-+> )(\d+)([^\n]*\n)", bygroups(Name.Exception, Number, using(PythonLexer))),
             (r"( +\d+)([^\n]*\n)", bygroups(Comment, using(PythonLexer))),
             (
                 r"(\S[^\n]*?)(, line )(\d+)(, in )?([^\n]*\n)",
@@ -41,8 +36,8 @@ class TracebackLexer(RegexLexer):
             (r"[^\n]*\n", Text),
         ],
         "message": [
-            (r"(?=^[\w.]+ +Traceback \(most recent call last\)\n)", Text, "#pop"),
-            (r"^(?:Original )?Traceback \(most recent call last\):\n", Comment),
+            (rf"(?=^[\w.]+ +{TRACEBACK}\n)", Text, "#pop"),
+            (rf"^(?:Original )?{TRACEBACK}:\n", Comment),
             (
                 r'^( +(?:File )?)("[^"\n]+"|[A-Z]\w+ cell)(, line )(\d+)(, in )([^\n]+\n)',
                 bygroups(Text, Name.Namespace, Text, Number, Text, Name.Function),
@@ -83,17 +78,13 @@ def keep_columns(app, doctree):
             block["classes"].append("columns")
 
 
-def name_folds(app, page, template, context, doctree):
-    """What stands on a fold is its name, rather than "Toggle hidden content" for all of them."""
+def name_folds_and_options(app, page, template, context, doctree):
     if doctree:
-        context["body"] = re.sub(r'<summary aria-label="[^"]*">', "<summary>", context["body"])
-
-
-def keep_options_whole(app, page, template, context, doctree):
-    """A line of text ends before ``--standalone``, not after its hyphens."""
-    if doctree:
+        # What stands on a fold is its name, rather than "Toggle hidden content" for all of them.
+        body = re.sub(r'<summary aria-label="[^"]*">', "<summary>", context["body"])
+        # A line of text ends before ``--standalone``, not after its hyphens.
         option = r'<span class="pre">(?=-[\w=-]{1,24}</span>)'
-        context["body"] = re.sub(option, '<span class="pre option">', context["body"])
+        context["body"] = re.sub(option, '<span class="pre option">', body)
 
 
 def shorten_diffs(app, doctree):
@@ -122,6 +113,5 @@ def setup(app):
     app.add_lexer("udiff", LinesLexer)
     for change in (name_cells, shorten_diffs, keep_columns):
         app.connect("doctree-read", change)
-    for change in (name_folds, keep_options_whole):
-        app.connect("html-page-context", change)
+    app.connect("html-page-context", name_folds_and_options)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

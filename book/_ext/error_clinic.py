@@ -19,19 +19,18 @@ from sphinx.util.docutils import SphinxDirective
 from book._ext.controls import raw
 from book._ext.descriptions import add_description
 from torchclinic import errors
-from torchclinic.errors import entries
+from torchclinic.errors.entries import CATALOGUE
 from torchclinic.errors.telling import ASK
 
 LOGGER = logging.getLogger(__name__)
 NOTEBOOK = re.compile(r"(?:notebooks|book/runs/[^/]+)/errors_(\w+)")
 LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(?=[)#])")
-CATALOGUE = sorted(entries.CATALOGUE.glob("*.toml"))
 RULES, WORDS = "error_rules.js", "error_words.js"
 
 
 def note_catalogue(env):
     """A page that shows entries is built again when the catalogue has changed."""
-    for file in CATALOGUE:
+    for file in CATALOGUE.glob("*.toml"):
         env.note_dependency(file)
 
 
