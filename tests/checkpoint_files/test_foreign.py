@@ -485,6 +485,9 @@ def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
         assert not [key for key in report.dropped if key.startswith("student")]
         with pytest.raises(CheckpointError, match="no weights under 'teach'"):
             load_into(model, path, key="teach")
+    twice = saved(tmp_path, {"one": both.state_dict(), "two": both.state_dict()})
+    with pytest.raises(CheckpointError, match="no weights under 'teacher'"):
+        load_into(model, twice, key="teacher")
     compiled = nn.ModuleDict({"model": torch.compile(student), "teacher": teacher}).state_dict()
     with pytest.raises(CheckpointError, match=r"key='model\._orig_mod', key='teacher'"):
         load_into(model, saved(tmp_path, {"state_dict": compiled}))

@@ -142,9 +142,10 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
-        parts = {name: _under(state, name, chosen[0], path) for name, state in found.items()}
-        if len(parts := {name: part for name, part in parts.items() if part}) == 1:
-            return chosen[0], at[next(iter(parts))], next(iter(parts.values()))
+        parts = [(at[name], _under(found[name], name, chosen[0], path)) for name in found]
+        parts = [(place, part) for place, part in parts if part]
+        if len(parts) == 1:
+            return chosen[0], *parts[0]
         names = (repr(name) if name else "'' (the top level)" for name in found)
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
     if len(chosen) > 1:
