@@ -513,7 +513,7 @@ for _name, _message, _data in [
     ("empty_file", "is empty", b""),
     ("zeros", "nothing but zeros", bytes(10_000)),
     ("web_page", "a web page", b"\n<!DOCTYPE html>\n<html><head><title>Sign in</title>"),
-    ("lfs_pointer", "Git-LFS pointer to the file of 97.8 MB",
+    ("lfs_pointer", "Git-LFS pointer to the file, not",
      b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 97781949\n"),
     ("text_of_an_error", "files that begin with b'Entry not fo'", b"Entry not found"),
     ("gzip_file", "gzip", b"\x1f\x8b\x08" + bytes(50)),

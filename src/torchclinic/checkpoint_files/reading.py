@@ -46,11 +46,8 @@ LIGHTNING = "pytorch-lightning_version"  # in every file of Lightning, beside th
 TIES = "torchclinic.ties"  # a note in safetensors files, in JSON: which name is another's tensor
 ENDINGS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pth.tar")
 # Of several files in a folder, the one with the model's weights, or an adapter's, by its name.
-THE_WEIGHTS = {
-    f"{name}.{end}"
-    for name in ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
-    for end in ("safetensors", "bin")
-}
+# (The second model of Accelerate's is called model_1.safetensors.)
+THE_WEIGHTS = re.compile(r"((diffusion_)?pytorch_|adapter_)?model(_\d+)?\.(safetensors|bin)")
 LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
 
 BEGINNINGS = {start.encode("latin1"): what for start, what in TEXTS["beginnings"].items()}
@@ -295,8 +292,7 @@ def _read_folder(path: Path) -> Checkpoint:
     names = sorted(p.name for p in path.iterdir())
     indices = [name for name in names if name.endswith(".index.json")]
     single = [n for n in names if n.endswith(ENDINGS)]
-    # Of several models, Accelerate's second one is called model_1.safetensors.
-    whole = [name for name in single if re.sub(r"_\d+(?=\.\w+$)", "", name) in THE_WEIGHTS]
+    whole = [name for name in single if THE_WEIGHTS.fullmatch(name)]
     weights = whole or single
     for name, words in TEXTS["folders"].items():
         if name in names and not whole + indices:
@@ -390,9 +386,7 @@ def _what_else(path: Path, head: bytes, size: int) -> str:
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "this is a web page about the file, not the file: the link to download is another."
     if head.startswith(b"version https://git-lfs"):
-        found = re.search(rb"size (\d{1,15})\b", head)
-        of = f" of {in_bytes(int(found[1]))}" if found else ""
-        return f"this is a Git-LFS pointer to the file{of}, not the file: run `git lfs pull`."
+        return "this is a Git-LFS pointer to the file, not the file: run `git lfs pull`."
     for start in [start for start in BEGINNINGS if head.startswith(start)]:
         return f"this is not a checkpoint of PyTorch but {filled(BEGINNINGS[start], path)}."
     if path.suffix == ".onnx" or ONNX.match(head):
