@@ -103,12 +103,9 @@ def fix_checkpoint(
         raise CheckpointError(f"{target} is the source: name another file.")
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise CheckpointError(f"{target} is write-protected: name another file, or chmod +w it.")
-    if (
-        model is None
-        and SHARD.search(checkpoint.path.name)
-        and (note := part_note(checkpoint.path))
-    ):
-        raise CheckpointError(f"{checkpoint.path}: {note} Nothing was written.")
+    shard = part_note(checkpoint.path) if SHARD.search(checkpoint.path.name) else ""
+    if shard and model is None:
+        raise CheckpointError(f"{checkpoint.path}: {shard} Nothing was written.")
     where, at, state = weights.choose(checkpoint.tree, checkpoint.path, key)
     found, rest = weights.split(state, checkpoint.path, at)
     if where and isinstance(checkpoint.tree, dict):

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoint_files.foreign import (
-    TEXTS,
-    experts_note,
-    key_note,
-    part_note,
-    what_it_is,
-)
+from torchclinic.checkpoint_files import foreign
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
 from torchclinic.checkpoint_files.pickles import Noted, storage_id
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
@@ -91,7 +85,7 @@ def load_into(
     values, _ = split(state, where, at, ours)
     _refuse_unready(plain, ours)
     found = match_model(where, values, plain)
-    what = what_it_is(state, checkpoint.path if checkpoint else Path(), at)
+    what = foreign.what_it_is(state, checkpoint.path if checkpoint else Path(), at)
     may_know = strict and any(map(_runs_code, plain.modules()))  # as bitsandbytes' layers do
     if what and found.problems() and not may_know:
         raise CheckpointError(f"{where}: {what}")
@@ -114,7 +108,9 @@ def _refuse_unready(model: nn.Module, ours: Mapping[str, Any]) -> None:
     """Refuse if a tensor of the model's is one that no weights can be loaded into."""
     for kind, is_unready in UNREADY.items():
         for key in [key for key, value in ours.items() if is_unready(value)][:1]:
-            raise CheckpointError(f"{type(model).__name__}: {key!r} {TEXTS['unready'][kind]}")
+            raise CheckpointError(
+                f"{type(model).__name__}: {key!r} {foreign.TEXTS['unready'][kind]}"
+            )
 
 
 def _report(
@@ -313,12 +309,12 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
         fitting = found.names.get(wanted[0], "").removesuffix(wanted[0])[:-1]
         several = sorted({*several, *filter(None, [fitting])})
         way_out = f"Choose one: {some(f'key={literal(name)}' for name in several)}."
-    if note := part_note(Path(where)):
+    if note := foreign.part_note(Path(where)):
         way_out = f"The file is {note}"
     elif note := (
-        experts_note(found.missing_keys, found.unexpected_keys, Path(where))
-        or key_note(found.unexpected_keys, Path(where))
-        or key_note(found.mismatched_shapes, Path(where), "other_shapes")
+        foreign.experts_note(found.missing_keys, found.unexpected_keys, Path(where))
+        or foreign.key_note(found.unexpected_keys, Path(where))
+        or foreign.key_note(found.mismatched_shapes, Path(where), "other_shapes")
     ):
         way_out = note
     return CheckpointError(
