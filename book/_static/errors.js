@@ -37,6 +37,8 @@
   const size = (letters) => (letters < 1e6 ? `${Math.round(letters / 1e3)} kB` : `${(letters / 1e6).toFixed(1)} MB`);
   let answered = "";
 
+  const isDump = (text) => DUMP.test(text.slice(0, START));
+
   /** A checkpoint or a picture, say: bytes that are no letters. */
   function isBinary(text) {
     const start = text.slice(0, START);
@@ -166,7 +168,7 @@
     found.replaceChildren();
     part.textContent = before && phrase("part", { size: size(text.length) });
     says.textContent = text.length > FIELD_HOLDS ? phrase("reading", { size: size(text.length) }) : "";
-    if (!text.trim() || DUMP.test(text.slice(0, START))) return void (says.textContent = text.trim() && phrase("dumps"));
+    if (!text.trim() || isDump(text)) return void (says.textContent = text.trim() && phrase("dumps"));
     const inPage = () => clinic.read(text);
     const told = text.length > FIELD_HOLDS ? await readBeside(text).catch(inPage) : inPage();
     says.textContent = told.matches.length ? showFound(told) : showNone(text, told);
@@ -228,9 +230,9 @@
     const bytes = all.reduce((sum, file) => sum + file.size, 0);
     if (bytes > MOST) return refuse(tooLong(bytes));
     const texts = await Promise.all(all.map(textOf)).catch(() => []);
-    const binary = texts.find((text) => isBinary(text) && !DUMP.test(text.slice(0, START)));
+    const binary = texts.find((text) => isBinary(text) && !isDump(text));
     if (binary) return refuse(phrase("binary"));
-    const placed = texts.map((text) => [DUMP.test(text.slice(0, START)) ? 0 : clinic.fails(text) ? 1 : 2, text]);
+    const placed = texts.map((text) => [isDump(text) ? 0 : clinic.fails(text) ? 1 : 2, text]);
     placed.sort(([a], [b]) => a - b);
     await (texts.length ? put(placed.map(([, text]) => text).join("\n")) : refuse(phrase("unread")));
     gathered = texts.length ? all : [];

@@ -17,7 +17,7 @@
   function load(...names) {
     return Promise.all(names.map((name) => {
       // The error clinic's page has some of them already.
-      if (!scripts.has(name) && !document.querySelector(`script[src*="/${name}"]`))
+      if (!scripts.has(name) && !one(`script[src*="/${name}"]`))
         scripts.set(name, new Promise((done, failed) => {
           const script = { src: `${root}_static/${name}`, onload: done, onerror: failed };
           document.head.append(Object.assign(make("script"), script));
@@ -81,7 +81,7 @@
   const examples = () => phrase("examples").split("|").map((query) => make("p", "", asking(query, query)));
 
   function attach(form, most) {
-    const input = form.querySelector("input");
+    const input = one("input", form);
     input.maxLength = MOST_LETTERS;
     const says = make("p", "search-says");
     says.setAttribute("role", "status");
@@ -161,7 +161,7 @@
   /** The arrow keys go from the field through the hits and back. */
   function step(event, input, box) {
     const way = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    const stops = [input, ...box.querySelectorAll("a:not(details:not([open]) a), summary")];
+    const stops = [input, ...all("a:not(details:not([open]) a), summary", box)];
     const at = stops.indexOf(document.activeElement);
     if (!way || at < 0) return;
     event.preventDefault();
@@ -169,7 +169,7 @@
   }
 
   document.addEventListener("DOMContentLoaded", () => {
-    const dialog = document.querySelector("#pst-search-dialog form");
+    const dialog = one("#pst-search-dialog form");
     if (dialog) {
       // Back to the button that opened it: the theme forgets the one of the head.
       let opener;
@@ -183,12 +183,11 @@
         event.preventDefault();
         await look(); // what was typed a moment ago
         if (matchMedia("(hover: none)").matches) input.blur(); // a phone's keyboard covers the hits
-        else dialog.parentElement.querySelector(".search-hits a")?.click();
+        else one(".search-hits a", dialog.parentElement)?.click();
       });
     }
-    for (const button of document.querySelectorAll(".search-button__button"))
-      button.addEventListener("pointerenter", ready);
-    const form = document.querySelector(".bd-search-container form");
+    for (const button of all(".search-button__button")) button.addEventListener("pointerenter", ready);
+    const form = one(".bd-search-container form");
     if (!form) return;
     const { input, look } = attach(form, ON_PAGE);
     form.addEventListener("submit", (event) => event.preventDefault());

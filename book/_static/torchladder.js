@@ -37,10 +37,9 @@ const scrolling = new ResizeObserver((entries) => {
 });
 
 document.addEventListener("DOMContentLoaded", () => {
-  for (const part of document.querySelectorAll("pre, .cell_output > .output, .pst-scrollable-table-container"))
-    scrolling.observe(part);
+  for (const part of all("pre, .cell_output > .output, .pst-scrollable-table-container")) scrolling.observe(part);
   // The theme's button that opens the pages under a page has no name; that page's own will do.
-  for (const summary of document.querySelectorAll(".bd-links summary"))
+  for (const summary of all(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
   // A long name breaks after a dot, an underscore, a bracket, and before a word's capital.
   for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
@@ -85,14 +84,19 @@ document.addEventListener("DOMContentLoaded", () => {
   add();
 });
 
+/** Scrolls a list until a link in it is in sight. */
+function scrollToLink(list, link) {
+  const [box, at] = [list.getBoundingClientRect(), link.getBoundingClientRect()];
+  if (at.top < box.top || at.bottom > box.bottom) list.scrollTop += at.top - box.top - box.height / 3;
+}
+
 // The menu shows the page that is read, also after Back, and when it opens as a drawer: the theme puts it
 // where the last page had it.
 function showCurrent() {
   const scroller = one("#pst-primary-sidebar-modal[open]") ?? one(".bd-sidebar-primary");
   const link = all("a.current", scroller).at(-1);
-  if (!link) return void (scroller.scrollTop = 0); // the page for dead links is not in it
-  const [box, at] = [scroller.getBoundingClientRect(), link.getBoundingClientRect()];
-  if (at.top < box.top || at.bottom > box.bottom) scroller.scrollTop += at.top - box.top - box.height / 3;
+  if (link) scrollToLink(scroller, link);
+  else scroller.scrollTop = 0; // the page for dead links is not in it
 }
 
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
@@ -111,9 +115,7 @@ function showSection() {
     else link.removeAttribute("aria-current");
   }
   const list = now?.closest(".bd-sidebar-secondary");
-  if (!list?.offsetParent) return;
-  const [box, at] = [list.getBoundingClientRect(), now.getBoundingClientRect()];
-  if (at.top < box.top || at.bottom > box.bottom) list.scrollTop += at.top - box.top - box.height / 3;
+  if (list?.offsetParent) scrollToLink(list, now);
 }
 
 function showTitle() {
