@@ -21,8 +21,17 @@ from torchclinic.simulated_gpus.placing import (
 )
 
 SEED = 67280421310721  # CUDA's own before anybody sets one
+WITHOUT_EFFECT = ["_cuda_ipc_collect", "_cuda_sleep", "_cuda_record_memory_history"]
+WITHOUT_EFFECT += ["_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"]
+WITHOUT_EFFECT += ["_cuda_emptyHostCache", "_accelerator_emptyHostCache"]
+COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc")
+COUNTS += ("num_device_free", "max_split_size")
 settled: list[bool] = []  # whether CUDA has been used
 SLOW = "These GPUs are simulated: the time is the CPU's, and says nothing about a GPU."
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 class Stream:
@@ -56,20 +65,13 @@ class Stream:
         event.record(self)
         return event
 
-    def wait_event(self, event):
-        pass
-
-    def wait_stream(self, stream):
-        pass
-
-    def synchronize(self):
-        pass
-
     def query(self):
         return True
 
     def is_capturing(self):
         return False
+
+    wait_event = wait_stream = synchronize = nothing
 
 
 class Event:
@@ -82,14 +84,10 @@ class Event:
         self.recorded = time.perf_counter()
         self.device = (stream or torch.cuda.current_stream()).device
 
-    def wait(self, stream=None):
-        pass
-
-    def synchronize(self):
-        pass
-
     def query(self):
         return True
+
+    wait = synchronize = nothing
 
     def elapsed_time(self, end_event):
         if not (self.enable_timing and end_event.enable_timing):
@@ -150,6 +148,11 @@ class Generator(torch.Generator):
         return self
 
 
+CHIP = {"multi_processor_count": 40, "warp_size": 32, "max_threads_per_multi_processor": 1024}
+CHIP |= {"regs_per_multiprocessor": 65536, "shared_memory_per_block": 49152}
+CHIP |= {"L2_cache_size": 4 << 20, "is_integrated": 0, "is_multi_gpu_board": 0, "gcnArchName": ""}
+
+
 class Properties(types.SimpleNamespace):
     """What `get_device_properties` returns."""
 
@@ -178,22 +181,8 @@ def exchange_device(index: int) -> int:
 def properties(index: int) -> Properties:
     gpu = GPUS[checked(index)]
     major, minor = gpu.capability
-    return Properties(
-        name=gpu.name,
-        major=major,
-        minor=minor,
-        total_memory=gpu.memory,
-        multi_processor_count=40,
-        warp_size=32,
-        max_threads_per_multi_processor=1024,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        L2_cache_size=4 << 20,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        gcnArchName="",
-        uuid=gpu.uuid,
-    )
+    own = {"name": gpu.name, "total_memory": gpu.memory, "uuid": gpu.uuid}
+    return Properties(major=major, minor=minor, **own, **CHIP)
 
 
 def count() -> int:
@@ -225,16 +214,12 @@ def memory_stats(index: int) -> dict:
     empty = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
     pools = ("all", "large_pool", "small_pool")
     stats: dict[str, Any] = {kind: {pool: dict(empty) for pool in pools} for kind in kinds}
-    for kind in ("allocated_bytes", "active_bytes", "requested_bytes"):
+    for kind in kinds[:3]:
         stats[kind]["all"] |= {"current": gpu.allocated(), "peak": gpu.peak}
     stats["reserved_bytes"]["all"] |= {"current": gpu.kept, "peak": gpu.kept}
     stats["allocation"]["all"] |= {"current": len(gpu.used)}
-    counts = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc")
-    return (
-        stats
-        | {"oversize_allocations": dict(empty), "oversize_segments": dict(empty)}
-        | dict.fromkeys((*counts, "num_device_free", "max_split_size"), 0)
-    )
+    stats |= {"oversize_allocations": dict(empty), "oversize_segments": dict(empty)}
+    return stats | dict.fromkeys(COUNTS, 0)
 
 
 def reset_peak(index: int) -> None:
@@ -272,16 +257,8 @@ def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
 # --- all of them --------------------------------------------------------------------------------
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
 def wait(*_: Any) -> None:
     warnings.warn(SLOW, stacklevel=3)  # whoever waits for a GPU mostly holds a watch
-
-
-def of_this(function: Any) -> Any:
-    return lambda index=None: function(current() if index is None else int(index))
 
 
 def simulate_cuda() -> None:
@@ -293,18 +270,13 @@ def simulate_cuda() -> None:
     cuda._CudaDeviceProperties = c._CudaDeviceProperties = Properties
     cuda._exchange_device = cuda._maybe_exchange_device = exchange_device
     cuda._raw_device_count_nvml = lambda: len(ALL)
-    both = {
-        "exchangeDevice": exchange_device,
-        "maybeExchangeDevice": exchange_device,
-        "emptyCache": empty_cache,
-        "emptyHostCache": nothing,
-    }
+    for kind in ("_cuda_", "_accelerator_"):
+        for name in ("exchangeDevice", "maybeExchangeDevice"):
+            setattr(c, kind + name, exchange_device)
+        setattr(c, f"{kind}emptyCache", empty_cache)
+    for name in WITHOUT_EFFECT:
+        setattr(c, name, nothing)
     answers = {
-        f"_{kind}_{name}": answer
-        for kind in ("cuda", "accelerator")
-        for name, answer in both.items()
-    }
-    answers |= {
         "_cuda_init": start,
         "_cuda_getDeviceCount": count,
         "_cuda_getDevice": current,
@@ -314,8 +286,6 @@ def simulate_cuda() -> None:
         "_cuda_getArchFlags": lambda: "sm_{}{}".format(*ALL[0].capability),
         "_cuda_getCompiledVersion": lambda: 12080,
         "_cuda_synchronize": wait,
-        "_cuda_ipc_collect": nothing,
-        "_cuda_sleep": nothing,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getCurrentStream": current_stream,
         "_cuda_getCurrentRawStream": lambda index: current_stream(index)[0],
@@ -323,9 +293,7 @@ def simulate_cuda() -> None:
         "_cuda_setStream": set_stream,
         "_cuda_memoryStats": memory_stats,
         "_cuda_resetPeakMemoryStats": reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": nothing,
         "_cuda_setMemoryFraction": set_fraction,
-        "_cuda_record_memory_history": nothing,
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
         "_get_accelerator": lambda *_: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
@@ -335,7 +303,6 @@ def simulate_cuda() -> None:
         "_accelerator_getDeviceStats": memory_stats,
         "_accelerator_getMemoryInfo": memory_info,
         "_accelerator_resetPeakStats": reset_peak,
-        "_accelerator_resetAccumulatedStats": nothing,
         "_accelerator_synchronizeDevice": wait,
         "_accelerator_getStream": lambda index: cuda.current_stream(index),
         "_accelerator_setStream": lambda stream: cuda.set_stream(stream),
