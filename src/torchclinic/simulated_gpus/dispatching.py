@@ -103,12 +103,8 @@ def place(func: Any, args: Any, tensors: list, device: torch.device | None) -> i
     places = {gpu for _, gpu in meeting}
     if name.startswith("_foreach"):
         for row in zip(*(arg for arg in args if isinstance(arg, (list, tuple))), strict=False):
-            place(
-                torch.ops.aten.add.Tensor,
-                row,
-                [t for t in row if isinstance(t, torch.Tensor)],
-                None,
-            )
+            inputs = [t for t in row if isinstance(t, torch.Tensor)]
+            place(torch.ops.aten.add.Tensor, row, inputs, None)
     elif len(places) > 1 and func.namespace == "aten" and name not in MAY_MIX:
         raise mismatch(func, args, meeting)
     join(tensors, meeting[0][1])
@@ -155,9 +151,8 @@ def indexed(args: Any, tensors: list, known: list) -> int | None:
 
 
 def label(func: Any, results: Any, gpu: int) -> None:
-    for result, is_new in zip(
-        results if isinstance(results, tuple) else (results,), new_results(func), strict=False
-    ):
+    each = results if isinstance(results, tuple) else (results,)
+    for result, is_new in zip(each, new_results(func), strict=False):
         for tensor in tree_leaves(result) if is_new else ():
             if isinstance(tensor, torch.Tensor) and real_device(tensor).type == "cpu":
                 for storage in storages_of(tensor):
@@ -228,19 +223,15 @@ one_at_a_time = threading.Lock()
 def mismatch(func: Any, args: Any, meeting: list) -> RuntimeError:
     name = func._opname
     if name in ("convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"):
-        (x, x_gpu), (w, w_gpu) = meeting[:2]
+        (x, x_gpu), (w, w_gpu), *bias = meeting
+        kind = "weight"
         if x_gpu == w_gpu:
-            (w, w_gpu), kind = meeting[2], "bias"
-        else:
-            kind = "weight"
+            (w, w_gpu), kind = bias[0], "bias"
         if None in (x_gpu, w_gpu):
-            extra = (
-                f" or input should be a MKLDNN tensor and {kind} is a dense tensor"
-                if x_gpu is None
-                else ""
-            )
+            extra = f" or input should be a MKLDNN tensor and {kind} is a dense tensor"
             return RuntimeError(
-                f"Input type ({x.type()}) and {kind} type ({w.type()}) should be the same{extra}"
+                f"Input type ({x.type()}) and {kind} type ({w.type()}) should be the same"
+                f"{extra if x_gpu is None else ''}"
             )
         return RuntimeError(
             f"Expected tensor for argument #1 'input' to have the same device as tensor for "

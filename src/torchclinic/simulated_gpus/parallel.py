@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.parallel._functions import Broadcast
 
-from torchclinic.simulated_gpus.placing import ANYWHERE, current, gpu_of, put, storage_of
+from torchclinic.simulated_gpus.placing import ANYWHERE, device_at, gpu_of, put, storage_of
 
 only_cuda: set[str] = set()  # names of the groups without a backend for the CPU
 
@@ -78,34 +78,25 @@ def on_gpu_if_only_there(choose: Any, gpu: Any) -> Any:
 def simulate_data_parallel() -> None:
     c = torch._C
 
-    def at(index: int) -> torch.device:
-        return torch.device("cpu") if index == -1 else torch.device("cuda", index)
-
     def broadcast(tensor, devices):
-        return [tensor.to(at(index)) for index in devices]
+        return [tensor.to(device_at(index)) for index in devices]
 
     def scatter(tensor, devices, sizes=None, dim=0, streams=None):
         parts = tensor.split(sizes, dim) if sizes else tensor.chunk(len(devices), dim)
-        return [
-            part.contiguous().to(at(index)) for part, index in zip(parts, devices, strict=False)
-        ]
+        pairs = zip(parts, devices, strict=False)
+        return [part.contiguous().to(device_at(index)) for part, index in pairs]
 
     c._broadcast = broadcast
     c._broadcast_coalesced = lambda tensors, devices, size: [
-        [tensor.to(at(index)) for tensor in tensors] for index in devices
+        [tensor.to(device_at(index)) for tensor in tensors] for index in devices
     ]
     c._scatter = scatter
 
     def gather(tensors, dim, index):
         if not all(tensor.is_cuda for tensor in tensors):
             raise RuntimeError("Expected all input tensors to be CUDA tensors")
-        index = current() if index is None else index
-        shape, sizes = list(tensors[0].shape), [tensor.shape[dim] for tensor in tensors]
-        shape[dim] = sum(sizes)
-        whole = torch.empty(shape, dtype=tensors[0].dtype, device=at(index))
-        for part, tensor in zip(whole.split(sizes, dim), tensors, strict=True):
-            part.copy_(tensor)
-        return whole
+        there = "cuda" if index is None else device_at(index)
+        return torch.cat([tensor.to(there) for tensor in tensors], dim)
 
     c._gather = gather
     broadcast_backward = Broadcast.backward
@@ -118,9 +109,8 @@ def simulate_data_parallel() -> None:
 
     Broadcast.backward = staticmethod(backward)
     torch.cuda.nccl.is_available = lambda tensors: False
-    group = getattr(c, "_group_tensors_by_device_and_dtype", None)
-    if group is not None:
-        c._group_tensors_by_device_and_dtype = functools.partial(by_device, group)
+    group = c._group_tensors_by_device_and_dtype
+    c._group_tensors_by_device_and_dtype = functools.partial(by_device, group)
 
 
 def by_device(group: Any, lists: list, with_indices: bool = False) -> dict:
