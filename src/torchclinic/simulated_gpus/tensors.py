@@ -238,9 +238,9 @@ def storage_device(self):
 
 
 def new_storage(cls, *args, device=None, **kwargs):
-    if device is None or torch.device(device).type not in ("cpu", "cuda"):
-        kwargs |= {} if device is None else {"device": device}
-        return real_new_storage(cls, *args, **kwargs)
+    device = "cpu" if device is None else device
+    if torch.device(device).type not in ("cpu", "cuda"):
+        return real_new_storage(cls, *args, device=device, **kwargs)
     storage = real_new_storage(cls, *args, **kwargs)
     put(storage, gpu_in(device))
     return storage
@@ -285,6 +285,24 @@ def received(gpu, rebuild, args):
 # --- all of them --------------------------------------------------------------------------------
 
 
+real_make_wrapper, real_start = Tensor._make_wrapper_subclass, threading.Thread._bootstrap_inner
+
+
+@functools.wraps(real_make_wrapper)
+def make_on_cpu(cls, *args, **kwargs):
+    """DTensors and fake tensors, which for a GPU C++ would give to a driver."""
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type == "cuda":
+        kwargs["device"] = CPU
+    return real_make_wrapper(cls, *args, **kwargs)
+
+
+def start_with_mode(self):
+    """A mode is each thread's own."""
+    with MODE:
+        real_start(self)
+
+
 class Answer(property):
     """A property; torch._dynamo asks each where it is from."""
 
@@ -301,8 +319,7 @@ def simulate_tensors() -> None:
     )
     torch.autograd._make_grads = make_grads
     Tensor.record_stream = lambda self, stream: None
-    methods = (to, cuda, cpu, copy_, numpy, pin_memory, is_pinned, new_tensor)
-    for method in methods:
+    for method in (to, cuda, cpu, copy_, numpy, pin_memory, is_pinned, new_tensor):
         setattr(Tensor, method.__name__, overridable(method))
     Tensor.type = overridable(type_)
     for name in ("new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided"):
@@ -310,10 +327,8 @@ def simulate_tensors() -> None:
     for factory in _device_constructors():
         if getattr(torch, factory.__name__, None) is factory:
             setattr(torch, factory.__name__, placed(factory))
-    for name in ("empty_like", "full_like", "ones_like", "rand_like", "randint_like"):
-        setattr(torch, name, placed(getattr(torch, name)))
-    for name in ("randn_like", "zeros_like"):
-        setattr(torch, name, placed(getattr(torch, name)))
+    for name in ("empty", "full", "ones", "rand", "randint", "randn", "zeros"):
+        setattr(torch, f"{name}_like", placed(getattr(torch, f"{name}_like")))
     UntypedStorage.device = Answer(storage_device)
     UntypedStorage.is_cuda = Answer(lambda self: self.device.type == "cuda")
     UntypedStorage.__new__ = staticmethod(new_storage)
@@ -321,32 +336,6 @@ def simulate_tensors() -> None:
     for kind in (Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, sent)
     ForkingPickler.register(UntypedStorage, sent_storage)
-    simulate_wrappers()
-    enter_in_threads()
-    MODE.__enter__()
-
-
-def simulate_wrappers() -> None:
-    """DTensors and fake tensors, which for a GPU C++ would give to a driver."""
-
-    make = Tensor._make_wrapper_subclass
-
-    @functools.wraps(make)
-    def make_on_cpu(cls, *args, **kwargs):
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "cuda":
-            kwargs["device"] = CPU
-        return make(cls, *args, **kwargs)
-
     Tensor._make_wrapper_subclass = staticmethod(make_on_cpu)
-
-
-def enter_in_threads() -> None:
-    """A mode is each thread's own."""
-    start = threading.Thread._bootstrap_inner
-
-    def start_with_mode(self):
-        with MODE:
-            start(self)
-
     threading.Thread._bootstrap_inner = start_with_mode
+    MODE.__enter__()
