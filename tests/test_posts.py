@@ -4,16 +4,16 @@ Of each post, only the lines are here that are needed to see it.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 import pytest
-from running import ROOT, ran
+from running import FORKED, ROOT, SIMULATE, ran
 
 PAGE = (ROOT / "book" / "where_it_comes_from.md").read_text()
 CORRECTED = re.findall(r"`torchclinic (simulate [^`]+)` prints[^`]*```text\n(.*?)\n```", PAGE, re.S)
-SIMULATE = "simulate", "--with-real-gpu"  # so that a machine with GPUs runs these tests, too
 SAME = "Expected all tensors to be on the same device"
 
 # What the lines need, in words of our own but for what they are about.
@@ -113,8 +113,9 @@ torch.distributed.destroy_process_group()
 
 
 def simulated(count, *command, **options):
-    command = [sys.executable, "-m", "torchclinic", *SIMULATE, str(count), *command]
+    command = [*SIMULATE, str(count), *command]
     options = {"capture_output": True, "text": True, "timeout": 300} | options
+    options["env"] = os.environ | FORKED
     return subprocess.run(command, **options)
 
 
@@ -154,7 +155,8 @@ def test_the_old_ddp_program_fails_twice_and_then_has_one_order(tmp_path):
 @pytest.mark.parametrize(("command", "printed"), CORRECTED)
 def test_a_corrected_program_prints_what_the_page_says(command, printed):
     words = command.split()[1:]
-    out = ran("python", "-m", "torchclinic", *SIMULATE, *words, cwd=ROOT / "book" / "posts")
+    options = {"cwd": ROOT / "book" / "posts", "env": os.environ | FORKED}
+    out = ran(*SIMULATE, *words, **options)
     assert sorted(out.splitlines()) == sorted(printed.splitlines())
 
 
