@@ -293,6 +293,7 @@ def test_for_words_what_is_near_is_said_first_and_for_a_message_that_no_entry_ha
         assert explain(said)[1].startswith(telling.NEAREST), said
     message = "RuntimeError: the ranks hang in the validation"
     assert explain(message)[1].startswith(f"{telling.UNKNOWN} {telling.NEAREST}")
+    assert "last words, in line 1: train.py: no lr" in explain("train.py: no lr")[1]
     assert "What to do: WSL has half" in " ".join(explain("python killed in wsl")[1].split())
 
 
