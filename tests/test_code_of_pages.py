@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 import pytest
-from running import ROOT, ran
+from running import FORKED, ROOT, SIMULATE, ran
 
 from torchclinic import cli
 
@@ -23,8 +23,7 @@ PAGES = {
     for path in [ROOT / "README.md", ROOT / "index.md", *sorted(ROOT.glob("book/*.md"))]
 }
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.M | re.S)
-SIMULATED = [sys.executable, "-m", "torchclinic", "simulate", "--with-real-gpu", "2"]
-TORCHRUN = [*SIMULATED, "torchrun", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = [*SIMULATE, "2", "torchrun", "--standalone", "--nproc-per-node=2"]
 
 YOURS = """
 import torch
@@ -95,11 +94,7 @@ assert {*parts, "epoch", "batch", "rng", "gpu_rng"} == {*torch.load("run.pt")}
 dist.barrier()
 dist.destroy_process_group()
 """
-ALONE, T4S, RANKS = (
-    [sys.executable],
-    [*SIMULATED, sys.executable],
-    [*TORCHRUN, "--no-python", sys.executable],
-)
+ALONE, T4S, RANKS = [sys.executable], [*SIMULATE, "2", sys.executable], TORCHRUN
 # By page: how it is run, what its reader has before, what is true after it, the files it shows.
 RUNS = {
     "book/cheat_sheet.md": (RANKS, YOURS + SHEETS, LOADED, []),
@@ -136,9 +131,10 @@ def blocks(page, *languages):
     return [(code, said) for language, code, said in found if language in languages]
 
 
-def within(seconds, *command, cwd, fails=False):
+def within(seconds, *command, cwd, fails=False, env=FORKED):
     """What a command prints in time; with all that it starts, it ends here."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["env"] = os.environ | env
     with subprocess.Popen(command, cwd=cwd, start_new_session=True, **options) as process:
         try:
             out, error = process.communicate(timeout=seconds)

@@ -76,7 +76,7 @@ def session(name, tmp_path, text, *, ranks=2, **made):
     text = text.replace("EPOCHS, HOURS = 60", "EPOCHS, HOURS = 3").replace("workers=2", "workers=1")
     (folder / "train.py").write_text(text)
     start = [*TORCHRUN[:-1], f"--nproc-per-node={ranks}", "train.py"]
-    return within(500, *start, cwd=folder, **made), folder / "working/flowers-1.pt"
+    return within(500, *start, cwd=folder, env={}, **made), folder / "working/flowers-1.pt"
 
 
 def flowers(folder):
