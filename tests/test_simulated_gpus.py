@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from running import pretend, ran
+from running import FORKED, pretend, ran
 
 from torchclinic import UserError, simulated_gpus
 
@@ -17,7 +17,7 @@ SIMULATE = [sys.executable, "-m", "torchclinic", "simulate"]
 SETTINGS = simulated_gpus.describe(2)
 
 STARTED = """
-import multiprocessing, os, subprocess, sys, threading
+import subprocess, sys, threading
 import torch
 
 def gpus(*_):
@@ -27,12 +27,10 @@ def gpus(*_):
 def main():
     said = {"itself": gpus()}
     for method in ("spawn", "forkserver"):
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            said[method] = pool.apply(gpus)
-    loader = torch.utils.data.DataLoader(
-        [0], num_workers=1, collate_fn=gpus, multiprocessing_context="spawn"
-    )
-    said["loader"] = next(iter(loader))
+        loader = torch.utils.data.DataLoader(
+            [0], num_workers=1, collate_fn=gpus, multiprocessing_context=method
+        )
+        said[method] = next(iter(loader))
     thread = threading.Thread(target=lambda: said.update(thread=gpus()))
     thread.start()
     thread.join()
@@ -101,7 +99,8 @@ dist.destroy_process_group()
 def test_what_pytorch_does_inside_itself_finds_the_gpu_too(tmp_path):
     (tmp_path / "inside.py").write_text(INSIDE)
     torchrun = "torchrun", "--standalone", "--nproc-per-node=2", "inside.py"
-    assert "[[3.0, 3.0]]" in ran(*SIMULATE, "2", *torchrun, cwd=tmp_path).splitlines()
+    options = {"cwd": tmp_path, "env": os.environ | FORKED}
+    assert "[[3.0, 3.0]]" in ran(*SIMULATE, "2", *torchrun, **options).splitlines()
 
 
 LIMITED = """
@@ -125,7 +124,6 @@ print(*(warning.message for warning in said), sep="\\n")
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_profile_of_both_kinds_of_activity_has_the_cpus_operations_and_no_word_of_what_failed():
     code = """
 import torch
@@ -140,6 +138,7 @@ print(*{event.key for event in profiled.key_averages()} & {"aten::mm"}, len(supp
     assert "Failed" not in done.stderr
 
 
+@pytest.mark.slow
 def test_memory_ends_at_its_limit_and_whoever_measures_time_is_warned():
     said = ran(*SIMULATE, "--memory", "8e6", "2", "python", "-c", LIMITED).splitlines()
     assert said[0].startswith(
