@@ -177,25 +177,18 @@ def gather(piece, shape):
 """
 
 
-@pytest.fixture
-def graded(tmp_path, monkeypatch, capfd):
-    """A function that gives the verdicts on a hand-in, and the exit status of the command."""
-
-    def grade(hand_in, *options, name="answers.py"):
-        (tmp_path / name).write_text(hand_in)
-        monkeypatch.setattr(sys, "argv", ["grader", name, *options, "--out", "verdict.json"])
-        monkeypatch.setattr(check, "EXERCISES", dict(EXERCISES))
-        monkeypatch.setattr(check, "all_exercises", lambda: check.EXERCISES)
-        status, (out, err) = __main__.main(), capfd.readouterr()
-        assert "says the hand-in" not in out + err
-        verdicts = json.loads((tmp_path / "verdict.json").read_text())
-        lines = out.split("\n")[:-1]
-        assert [line.partition(":")[0] for line in lines] == [*verdicts]
-        assert all(line.isprintable() and len(line) < 500 for line in lines)
-        return verdicts, status
-
-    monkeypatch.chdir(tmp_path)
-    return grade
+def graded(folder, hand_in, *options, name="answers.py"):
+    """The verdicts on a hand-in, and the exit status."""
+    (folder / name).write_text(hand_in)
+    command = [sys.executable, "-m", "torchexercises", name, *options, "--out", "verdict.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert (folder / "verdict.json").exists(), done.stderr
+    assert "says the hand-in" not in done.stdout + done.stderr
+    verdicts = json.loads((folder / "verdict.json").read_text())
+    lines = done.stdout.split("\n")[:-1]
+    assert [line.partition(":")[0] for line in lines] == [*verdicts]
+    assert all(line.isprintable() and len(line) < 500 for line in lines)
+    return verdicts, done.returncode
 
 
 @pytest.mark.slow
@@ -213,8 +206,8 @@ def graded(tmp_path, monkeypatch, capfd):
         (r"raise ValueError('\x1b[2J\nbuckets: right' + ' ' * 999 + '.' * 999)", False, "\x1b[2J"),
     ],
 )
-def test_a_hand_in_gets_a_true_verdict_whatever_it_does(graded, hand_in, right, reason):
-    verdicts, status = graded(hand_in, "average_gradients")
+def test_a_hand_in_gets_a_true_verdict_whatever_it_does(tmp_path, hand_in, right, reason):
+    verdicts, status = graded(tmp_path, hand_in, "average_gradients")
     assert verdicts["average_gradients"]["right"] == right, verdicts
     assert reason in verdicts["average_gradients"]["reason"]
     assert status == (0 if right else 1)
@@ -243,9 +236,9 @@ def test_what_cannot_be_graded_is_one_sentence(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_endless_hand_in_ends_with_the_limit(graded):
+def test_an_endless_hand_in_ends_with_the_limit(tmp_path):
     endless = RIGHT + "while True:\n    pass\n"
-    verdicts, status = graded(endless, "average_gradients", "buckets", "--limit", "6")
+    verdicts, status = graded(tmp_path, endless, "average_gradients", "buckets", "--limit", "6")
     assert status == 1
     for name in ("average_gradients", "buckets"):
         assert "still runs after 6 s" in verdicts[name]["reason"]
@@ -265,10 +258,10 @@ def test_an_endless_hand_in_ends_with_a_grader_that_is_killed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_notebook_is_a_hand_in_and_exercises_of_several_functions_are_found(graded):
+def test_a_notebook_is_a_hand_in_and_exercises_of_several_functions_are_found(tmp_path):
     cells = [nbformat.v4.new_code_cell(TWO_FUNCTIONS), nbformat.v4.new_markdown_cell("text")]
     notebook = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
-    verdicts, status = graded(notebook, name="chapter.ipynb")
+    verdicts, status = graded(tmp_path, notebook, name="chapter.ipynb")
     assert verdicts == {"shard_and_gather": {"right": True, "reason": "right on 2, 3 and 4 ranks"}}
     assert status == 0
 
@@ -292,25 +285,19 @@ HAND_INS = {
 }
 
 
-@pytest.fixture
-def exam(tmp_path):
-    """The page's own exercise, which ends a hang sooner than by default."""
-    [text] = re.findall(r"```python\n(.*?)```", TEACHERS, re.DOTALL)
-    (tmp_path / "exam.py").write_text(
-        f"{text}\nimport torchexercises\ntorchexercises.TIMEOUT = 8\n"
-    )
-
-
 @pytest.mark.slow
-def test_the_teachers_page_can_be_followed(graded, exam, monkeypatch):
-    monkeypatch.setattr(check, "TIMEOUT", check.TIMEOUT)
+def test_the_teachers_page_can_be_followed(tmp_path):
+    [exam] = re.findall(r"```python\n(.*?)```", TEACHERS, re.DOTALL)
+    (tmp_path / "exam.py").write_text(exam)
     commands = re.findall(
         r"^python -m torchexercises answers.py (.*) --out verdict.json$", TEACHERS, re.M
     )
     assert len(commands) == 2
-    verdicts, _ = graded(RIGHT, *commands[0].split())
+    verdicts, _ = graded(tmp_path, RIGHT, *commands[0].split())
     assert [verdict["right"] for verdict in verdicts.values()] == [True, False]
-    verdicts, _ = graded("def mean_of_all(x):\n    return x.mean()\n", *commands[1].split())
+    verdicts, _ = graded(
+        tmp_path, "def mean_of_all(x):\n    return x.mean()\n", *commands[1].split()
+    )
     assert "the mean" in verdicts["mean_of_all"]["reason"]
 
 
