@@ -95,8 +95,14 @@ def simulate_data_parallel() -> None:
     def gather(tensors, dim, index):
         if not all(tensor.is_cuda for tensor in tensors):
             raise RuntimeError("Expected all input tensors to be CUDA tensors")
+        shape, sizes = list(tensors[0].shape), [tensor.shape[dim] for tensor in tensors]
+        shape[dim] = sum(sizes)
         there = "cuda" if index is None else device_at(index)
-        return torch.cat([tensor.to(there) for tensor in tensors], dim)
+        whole = torch.empty(shape, dtype=tensors[0].dtype, device=there)
+        # Not torch.cat, which autocast changes.
+        for part, tensor in zip(whole.split(sizes, dim), tensors, strict=True):
+            part.copy_(tensor)
+        return whole
 
     c._gather = gather
     broadcast_backward = Broadcast.backward
