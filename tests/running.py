@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FORKED = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"} if sys.platform == "linux" else {}
 # `torchclinic simulate N ...`, also on a machine with GPUs.
 SIMULATE = [sys.executable, "-m", "torchclinic", "simulate", "--with-real-gpu"]
-# A command's `python`, and what is installed with it, are ours.
-OWN_PATH = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 NO_CHECKSUMS = config.patch("save.compute_crc32", False)
 
 

@@ -644,6 +644,13 @@ def packed_entry_beside(folder):
     return folder / "x.pt"
 
 
+@bad("its entries are compressed")
+def packed_entry_that_became_no_smaller(folder):
+    with zipfile.ZipFile(plain(folder), "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data/99", bytes(range(256)))
+    return folder / "x.pt"
+
+
 TWO = "listed twice"
 # What zipfile would read is the second; PyTorch goes to the first, which the end names.
 bad(TWO, "zip_after_a_zip")(lambda folder: written(folder, 2 * plain(folder).read_bytes(), "x.pt"))
