@@ -29,6 +29,7 @@ def simulate_nccl() -> None:
 
     if not dist.is_available():
         return
+    from torch.distributed import device_mesh
     from torch.distributed import distributed_c10d as c10d
 
     make = c10d._new_process_group_helper
@@ -58,11 +59,32 @@ def simulate_nccl() -> None:
         return made
 
     c10d._new_process_group_helper = with_gloo
+    c10d.split_group = device_mesh.split_group = split_by_new_groups(c10d.split_group)
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._get_object_coll_device = on_gpu_if_only_there(c10d._get_object_coll_device, "cuda")
     c10d._get_pg_default_device = on_gpu_if_only_there(
         c10d._get_pg_default_device, torch.device("cuda")
     )
+
+
+def split_by_new_groups(split: Any) -> Any:
+    """`split`, and where gloo cannot (PyTorch 2.10 copies its options), groups made one by one."""
+
+    @functools.wraps(split)
+    def with_gloo(parent_pg=None, split_ranks=(), timeout=None, *args, group_desc=None, **kwargs):
+        try:
+            return split(parent_pg, split_ranks, timeout, *args, group_desc=group_desc, **kwargs)
+        except TypeError as error:
+            if "cannot pickle" not in str(error):
+                raise
+        dist = torch.distributed
+        whole = dist.get_process_group_ranks(parent_pg)
+        options = {"timeout": timeout, "group_desc": group_desc}
+        parts = [dist.new_group([whole[i] for i in ranks], **options) for ranks in split_ranks]
+        mine = (part for part in parts if part is not dist.GroupMember.NON_GROUP_MEMBER)
+        return next(mine, None)
+
+    return with_gloo
 
 
 def on_gpu_if_only_there(choose: Any, gpu: Any) -> Any:
