@@ -12,7 +12,7 @@ function isSaid(text) {
 }
 
 const nearest = ({ documents, others, silent, denied }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, BEHIND = 0.5, TELLS = 0.6;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, FAR = 0.15, TELLS = 0.45, SURE = 0.6, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -54,19 +54,18 @@ const nearest = ({ documents, others, silent, denied }) => {
     });
   }
 
-  /** The addresses of what answers a question best; where nothing is close to all of it, a clause. */
+  /** The addresses of what answers a question best; of a long text, a clause must be like something. */
   function find(question, most = 3) {
     question = question.replace(new RegExp(denied, "gi"), " ");
-    let scored = scores(question);
+    const scored = scores(question);
     const highest = (all) => Math.max(0, ...all.map(({ score }) => score));
-    if (highest(scored) <= CLOSE) {
-      const parts = question.split(/[.,!?;:()\n]\s+| and then | until | but /).filter((part) => words(part).length >= 4).map(scores);
-      const clauses = scored.map((one, at) => ({ ...one, score: Math.max(0, ...parts.map((part) => part[at].score)) }));
-      if (highest(clauses) > TELLS) scored = clauses;
-    }
-    const near = [], best = highest(scored), least = best > CLOSE ? BEHIND * best : best;
-    for (const { address, score, twins } of scored.sort((a, b) => b.score - a.score))
-      if (score > least && !near.some((better) => twins.includes(better))) near.push(address);
+    const best = highest(scored), isMessage = /(?:Error|Exception|error): /.test(question);
+    const clauses = () => question.split(/[.,!?;:()\n]\s+| and then | until | but /).filter((part) => words(part).length >= 4);
+    const isClose = best > (isMessage ? SURE : CLOSE) ||
+      !isMessage && best > FAR && clauses().some((part) => highest(scores(part)) > TELLS);
+    const near = [];
+    for (const { address, score, twins } of isClose ? scored.sort((a, b) => b.score - a.score) : [])
+      if (score > BEHIND * best && !near.some((better) => twins.includes(better))) near.push(address);
     return near.slice(0, most);
   }
 

@@ -20,9 +20,14 @@ POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that 
 MORE, LESS = 1.2, 0.9
 UNKNOWN = 6  # what a word of a question counts that nothing has
 CASE = 6  # what the words count, at least, for which a case is told first
-CLOSE = 0.35  # if the best is less like a question, nothing is close
+CLOSE = 0.35  # if the best is less like a question, nothing is close ...
+FAR, TELLS = (
+    0.15,
+    0.45,
+)  # ... unless it is not far, and to a clause alone something is so much alike
+SURE = 0.6  # how close, to a message that no entry has
 BEHIND = 0.5  # a share of the best
-TELLS = 0.6  # what a clause alone must be like
+MESSAGE = r"(?:Error|Exception|error): "
 CLAUSES = r"[.,!?;:()\n]\s+| and then | until | but "
 # What somebody says that it is not.
 DENIED = r"\b(?:it|this|that)(?:['’]s| is| was)(?: not|n['’]t) an? (?!number)[^.,;:()\n]*"
@@ -94,23 +99,19 @@ def weights_of(question: str) -> dict[str, float]:
 def nearest(question: str, most: int = 3) -> list[str]:
     """The addresses of what answers a question best: of its questions one is nearest to it.
 
-    Where nothing is close to all that somebody tells, the clause that says most decides.
+    Of a long text, of which many words tell nothing, a clause must be like something.
     """
     question = re.sub(DENIED, " ", question, flags=re.IGNORECASE)
     scores = _scores(question)
-    if max(scores.values(), default=0) <= CLOSE:
-        clauses = dict.fromkeys(documents(), 0.0)  # in their order, which decides among equals
-        for clause in re.split(CLAUSES, question):
-            if len(words(clause)) >= 4:
-                for address, score in _scores(clause).items():
-                    clauses[address] = max(clauses[address], score)
-        if max(clauses.values(), default=0) > TELLS:
-            scores = clauses
     best = max(scores.values(), default=0)
-    least = BEHIND * best if best > CLOSE else best
+    is_message = re.search(MESSAGE, question)
+    is_close = best > (SURE if is_message else CLOSE)
+    if not is_close and not is_message and best > FAR:
+        clauses = [part for part in re.split(CLAUSES, question) if len(words(part)) >= 4]
+        is_close = any(max(_scores(part).values(), default=0) > TELLS for part in clauses)
     near: list[str] = []
-    for address in sorted(scores, key=lambda address: -scores[address]):
-        if scores[address] > least and not twins(address).intersection(near):
+    for address in sorted(scores, key=lambda address: -scores[address]) if is_close else []:
+        if scores[address] > BEHIND * best and not twins(address).intersection(near):
             near.append(address)
     return near[:most]
 
