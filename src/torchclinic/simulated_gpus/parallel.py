@@ -10,6 +10,7 @@ from torch.nn.parallel._functions import Broadcast
 from torchclinic.simulated_gpus.placing import ANYWHERE, device_at, gpu_of, put, storage_of
 
 only_cuda: set[str] = set()  # names of the groups without a backend for the CPU
+bound_to: dict[str, list[int]] = {}  # each group's `device_id`
 
 
 def check(args: Any, tensors: list) -> None:
@@ -29,7 +30,6 @@ def simulate_nccl() -> None:
 
     if not dist.is_available():
         return
-    from torch.distributed import device_mesh
     from torch.distributed import distributed_c10d as c10d
 
     make = c10d._new_process_group_helper
@@ -49,8 +49,8 @@ def simulate_nccl() -> None:
         given.arguments.pop("pg_options", None)
         made = make(*given.args, **given.kwargs)
         group = made[0]
-        if bound:  # kept from gloo, but barrier() asks for it
-            group.bound_device_id = bound
+        if bound:  # not as an attribute of the group, which PyTorch would then split as NCCL can
+            bound_to[group.group_name] = [bound.index]
         if group in c10d._world.pg_map:
             c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
             c10d._world.pg_backend_config[group] = str(config)
@@ -59,7 +59,7 @@ def simulate_nccl() -> None:
         return made
 
     c10d._new_process_group_helper = with_gloo
-    c10d.split_group = device_mesh.split_group = split_by_new_groups(c10d.split_group)
+    c10d.barrier = dist.barrier = with_its_device(dist.barrier)
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._get_object_coll_device = on_gpu_if_only_there(c10d._get_object_coll_device, "cuda")
     c10d._get_pg_default_device = on_gpu_if_only_there(
@@ -67,24 +67,16 @@ def simulate_nccl() -> None:
     )
 
 
-def split_by_new_groups(split: Any) -> Any:
-    """`split`, and where gloo cannot (PyTorch 2.10 copies its options), groups made one by one."""
+def with_its_device(barrier: Any) -> Any:
+    """`barrier` asks which device it should use, unless the group is bound to one."""
 
-    @functools.wraps(split)
-    def with_gloo(parent_pg=None, split_ranks=(), timeout=None, *args, group_desc=None, **kwargs):
-        try:
-            return split(parent_pg, split_ranks, timeout, *args, group_desc=group_desc, **kwargs)
-        except TypeError as error:
-            if "cannot pickle" not in str(error):
-                raise
-        dist = torch.distributed
-        whole = dist.get_process_group_ranks(parent_pg)
-        options = {"timeout": timeout, "group_desc": group_desc}
-        parts = [dist.new_group([whole[i] for i in ranks], **options) for ranks in split_ranks]
-        mine = (part for part in parts if part is not dist.GroupMember.NON_GROUP_MEMBER)
-        return next(mine, None)
+    @functools.wraps(barrier)
+    def on_bound(group=None, async_op=False, device_ids=None, **kwargs):
+        whole = group or torch.distributed.distributed_c10d._get_default_group()
+        name = getattr(whole, "group_name", None)
+        return barrier(group, async_op, device_ids or bound_to.get(name), **kwargs)
 
-    return with_gloo
+    return on_bound
 
 
 def on_gpu_if_only_there(choose: Any, gpu: Any) -> Any:
