@@ -33,6 +33,9 @@ CLAUSES = r"[.,!?;:()\n]\s+| and then | until | but "
 DENIED = r"\b(?:it|this|that)(?:['’]s| is| was)(?: not|n['’]t) an? (?!number)[^.,;:()\n]*"
 DENIED += r"|(?:\b(?:not|no|without|rather than|instead of)|n['’]t) (?:an? |the |any )?(?:[a-z]+ )?"
 DENIED += r"(?:out of memory|oom)\b"
+# And what an error of any library says in the same words.
+DENIED += r"|\b(?:attribute|type|modulenotfound)error: [^\n]*"
+DENIED += r"(?:has no attribute|unexpected keyword|no module named|positional arguments? but)[^\n]*"
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS = 600, 200, 0.7
 SPEAKS = (
