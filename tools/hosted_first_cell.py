@@ -1,5 +1,5 @@
 # ruff: noqa: E401, I001
-# Run this cell first. It unpacks the book's two packages, carried in the one long line at the end,
+# Run this cell first. It unpacks the book's packages, carried in the one long line at the end,
 # where Python finds them, and says what this session has and what it lacks.
 import base64, io, os, sys, tarfile, tempfile
 

@@ -165,7 +165,7 @@ def _fashion_mnist(folders: list[Path]) -> ImageData:
         else:  # of 255; MNIST's mean is 33, KMNIST's 49
             right = len(array) == count and abs(array.mean() - 73) < 1
         if not right:
-            raise ValueError(f"{path} holds something else than Fashion-MNIST's {path.name}.")
+            raise ValueError(f"{path} holds something other than Fashion-MNIST's {path.name}.")
     return _fashion("fashion_mnist", arrays)
 
 
