@@ -109,14 +109,17 @@ def cleaned(value, clean):
 
 
 def cleaner():
-    """A function that takes this machine's name and its paths out of a text."""
+    """A function that takes this machine's paths out of a text, and its name where it is one."""
     places = {str(ROOT): "<repository>", sys.prefix: "<environment>", str(Path.home()): "~"}
     places |= {tempfile.gettempdir(): "<temporary>", "/tmp": "<temporary>"}
     words = [(re.escape(path), word) for path, word in places.items() if len(path) > 1]
     words.sort(key=lambda pair: -len(pair[0]))
-    host = re.escape(socket.gethostname())
-    # A host may be called "torch": only beside a port or behind a user's name is it surely one.
-    words += [(rf"(?<![\w.-]){host}(?=\]?:\d{{4}})|(?<=\w@){host}", "<host>")]
+    for name in dict.fromkeys([socket.gethostname(), socket.gethostname().partition(".")[0]]):
+        host = re.escape(name)
+        # A host may be called "torch": beside a port or behind a user's name it is surely one.
+        words += [(rf"(?<![\w.-]){host}(?=\]?:\d{{4}})|(?<=\w@){host}", "<host>")]
+        if len(name) > 5 and re.search(r"[\d.-]", name):  # no word of a chapter is like this
+            words += [(rf"(?<![\w.-]){host}(?![\w-])", "<host>")]
     words += [(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4,12}){4}", "GPU-<uuid>")]
 
     def clean(text: str) -> str:

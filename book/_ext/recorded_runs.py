@@ -121,6 +121,9 @@ def link_runs(app, page, template, context, doctree):
         for target, words in pages.items()
         if target in app.env.all_docs
     ]
+    for machine, run in app.recorded_runs.items():
+        if chapter in run["parts"] and chapter not in recorded(app, machine):
+            links.append(f"{escape(label(machine))} (outputs not kept)")
     if links and WHERE in app.env.found_docs:
         links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
     if links:
@@ -186,8 +189,10 @@ def machines_list(app):
         for name, part in facts["parts"].items():
             link = f"[{short(name)}](/{pages[name]}.ipynb)" if name in pages else f"`{name}`"
             told = part.get("told", part["ended"]).replace("`", "'")
+            told = told if part["ended"] == "passed" else f"**{told}**"
             failed = "".join(f"; `{test}`" for test in part.get("failed", ()))
-            yield f"- {link}: {told if part['ended'] == 'passed' else f'**{told}**'}{failed}"
+            lacks = ", outputs not kept" * (name in app.chapters_run and name not in pages)
+            yield f"- {link}: {told}{failed}{lacks}"
         yield ""
 
 

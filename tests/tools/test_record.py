@@ -11,7 +11,7 @@ import pytest
 from running import ROOT, parsed, sphinx
 
 from tools import machine_facts
-from tools.record import run_notebook
+from tools.record import cleaner, run_notebook
 
 CHAPTERS = {
     "01_fine": ["import os, socket\nprint(os.getcwd(), f'{socket.gethostname()}:29500')"],
@@ -77,6 +77,19 @@ def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(
         assert first.outputs[0].data["text/plain"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("name", "told", "kept"),
+    [
+        ("gpu-node-17.lab", "Linux gpu-node-17.lab, gpu-node-17.", "Linux <host>, <host>."),
+        ("4f0c1d2e3b5a", "on 4f0c1d2e3b5a: ann@4f0c1d2e3b5a", "on <host>: ann@<host>"),
+        ("torch", "import torch; torch:29500; ann@torch", "import torch; <host>:29500; ann@<host>"),
+    ],
+)
+def test_a_machines_name_is_removed_where_it_cannot_be_another_word(monkeypatch, name, told, kept):
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    assert cleaner()(told) == kept
+
+
 def test_a_run_is_only_recorded_under_the_name_of_its_machine(repository):
     done = record(repository, "9xH900")
     assert done.returncode == 2
@@ -111,6 +124,8 @@ def test_what_has_passed_is_not_run_again_where_the_folder_is_taken_along(reposi
 
 def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
     shutil.copytree(run, repository / "book/runs/2xT4")
+    (repository / "book/runs/1xH200").mkdir()
+    shutil.copy(run / "machine.json", repository / "book/runs/1xH200")
     shutil.rmtree(run)
     where = "# Where\n\n" + "".join(
         f"```{{where-this-was-run}} {what}\n```\n\n" for what in ("chapters", "machines")
@@ -133,6 +148,7 @@ def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
     line = parsed(site / "notebooks/01_fine.html").select_one(".as-run-on")
     assert line.a["href"] == "../book/runs/2xT4/01_fine.html"
     assert line.a.text == "2x T4"
+    assert "1x H200 (outputs not kept)" in line.text
     stopped = parsed(site / "book/runs/2xT4/02_stops.html")
     assert "ValueError: no GPU" in stopped.select_one(".admonition").text
     assert "Beside others." in stopped.select_one(".admonition").text
@@ -146,6 +162,7 @@ def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
         "Beside others.",
         "ValueError: no GPU",
         "1 failed, 1 passed",
+        "01_fine: passed, outputs not kept",
     ):
         assert words in told
     assert "Nothing ran on Kaggle" not in told
