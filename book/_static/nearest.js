@@ -7,7 +7,8 @@ function isSaid(text) {
   const letters = text.match(/\p{L}/gu)?.length ?? 0;
   const oneLine = text.length < 200 && !text.includes("\n");
   const speaks = /\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}/;
-  return letters / Math.max(1, text.replace(/\s/g, "").length) > 0.7 &&
+  const least = /[\u4e00-\u9fff]{2}/.test(text) ? 0.5 : 0.7;
+  return letters / Math.max(1, text.replace(/\s/g, "").length) > least &&
     (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
 }
 

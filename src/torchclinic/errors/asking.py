@@ -37,7 +37,7 @@ DENIED += r"(?:out of memory|oom)\b"
 DENIED += r"|\b(?:attribute|type|modulenotfound)error: [^\n]*"
 DENIED += r"(?:has no attribute|unexpected keyword|no module named|positional arguments? but)[^\n]*"
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
-SAYS, LINE, LETTERS = 600, 200, 0.7
+SAYS, LINE, LETTERS, CHINESE = 600, 200, 0.7, 0.5  # whose letters are words
 SPEAKS = (
     r"\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}"
 )
@@ -195,4 +195,5 @@ def is_said(text: str) -> bool:
     share = letters / max(1, len(re.sub(r"\s", "", text)))
     one_line = len(text) < LINE and "\n" not in text
     speaks = one_line or bool(re.search(SPEAKS, text.lower(), re.ASCII))
-    return speaks and share > LETTERS and not re.search(LOGGED, text, re.ASCII)
+    least = CHINESE if re.search("[\u4e00-\u9fff]{2}", text) else LETTERS
+    return speaks and share > least and not re.search(LOGGED, text, re.ASCII)
