@@ -11,6 +11,7 @@
   // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
   const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
   const COPIED = 20; // letters of code in a cure that are worth a button
+  const MANY = 8; // other cases than the log's, as in cases.py; more stand only in the entry
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
 [rank0]:   File "predict.py", line 12, in <module>
 [rank0]:     model.load_state_dict(torch.load("best.pt"))
@@ -85,11 +86,12 @@
     return fix;
   }
 
-  /** What to do: before all else the `cases` that the log is about. */
+  /** What to do: before all else the `cases` that the log is about; of MANY others, none. */
   function cure(id, cases) {
     const fix = copyOf(id, "fix");
     const bullets = all(":scope > ul:first-of-type > li", fix);
     if (cases.length > 0) {
+      if (bullets.length - cases.length > MANY) bullets[0].parentElement.remove();
       one("p", fix).prepend(phrase("otherwise"), " ");
       fix.prepend(make("ul", "", ...cases.map((which) => bullets[which])));
     }

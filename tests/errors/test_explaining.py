@@ -77,6 +77,15 @@ def test_of_several_cases_the_one_that_the_log_names_comes_first(explain):
         assert ("\n\nOtherwise: Run it with `num_workers=0`" in do) == first.startswith("-")
 
 
+def test_beside_the_case_of_the_log_a_long_list_of_others_is_left_to_the_entry(explain):
+    log = "No slot '4' specified on host 'localhost'"
+    _, out, _ = explain(given=f"ValueError: {log}\n".encode())
+    assert "\nDo:\n\n- `No slot`: " in out
+    assert "\n\nOtherwise: " in out
+    assert "- `DP world size of`" not in out
+    assert "- `DP world size of`" in explain("deepspeed-settings")[1]
+
+
 def case_of(log):
     """The first words of the case that comes first, of the first entry."""
     match = errors.find(log)[0]

@@ -18,17 +18,21 @@ DECIDED = page("logs")["decided"]  # by numbers, of entries' cases by how these 
 COUNTED = page("logs")["counted"]  # numbers by name: of what stands in a list
 MEASURED = page("logs")["measured"]  # and amounts of memory
 NEARBY = page("logs")["around"]  # what the lines around say
+MANY = 8  # other cases, beside those that a log is about; more stand only in the entry
 UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def this_case_first(error: Error, place: tuple[list[str], int, int]) -> str:
-    """What to do, before all else the cases that a log is about in which a match is at `place`."""
+    """What to do, before all else the cases that a log is about in which a match is at `place`; of
+    `MANY` others, none.
+    """
     ours = about(error, *place)
     if not ours or not (found := BULLETS.search(error.fix)):
         return error.fix
     cases = bullets(error)
     first = "\n".join(cases[which] for which in ours)
-    others = "\n".join(case for which, case in enumerate(cases) if which not in ours)
+    rest = [case for which, case in enumerate(cases) if which not in ours]
+    others = "\n".join(rest if len(rest) <= MANY else [])
     before, after = error.fix[: found.start()], error.fix[found.end() - 1 :]
     return f"{first}\n\nOtherwise: {before}{others}{after}"
 
