@@ -57,6 +57,7 @@ def test_a_chapters_first_program_trains_and_saves_a_model_of_yours(
 # --- in several sessions ------------------------------------------------------------------------
 
 PAGE = "book/several_sessions.md"
+IMAGES = "input/datasets/ann/flowers/train"
 (RECIPE, _), (FROM_IMAGENET, _), (COPYING, _) = blocks(PAGE, "python")
 KILLED = """\
         if (rank, epoch) == (1, 2):
@@ -113,12 +114,12 @@ def test_programs_start_alike():
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # three sessions
 def test_a_second_session_goes_on_where_a_killed_one_stopped_with_its_own_file(tmp_path):
-    flowers(tmp_path / "input/flowers/train")
+    flowers(tmp_path / IMAGES)
     said, whole = session("whole", tmp_path, RECIPE)
     assert said.splitlines()[0] == "flowers-1: begins with epoch 1 of 3"
     net = models.resnet18(num_classes=2)
     net.load_state_dict(torch.load(whole, map_location="cpu")["net"])
-    percent = right_of_those_held_back(tmp_path / "input/flowers/train", net.eval())
+    percent = right_of_those_held_back(tmp_path / IMAGES, net.eval())
     assert said.splitlines()[-1].endswith(f"validation {percent:.1f}%")
 
     text = RECIPE.replace("        schedule.step()\n", KILLED)
@@ -128,7 +129,7 @@ def test_a_second_session_goes_on_where_a_killed_one_stopped_with_its_own_file(t
     shutil.copy(killed, output)
     assert torch.load(killed, map_location="cpu")["epoch"] == 1
     torch.save({"epoch": 50}, output / "flowers-2.pt")  # of another run
-    torch.save({"epoch": 0}, tmp_path / "input/flowers/flowers-1.pt")  # of an older version
+    torch.save({"epoch": 0}, (tmp_path / IMAGES).with_name("flowers-1.pt"))  # of an older version
     before = sorted((tmp_path / "input").rglob("*"))
 
     said, second = session("second", tmp_path, RECIPE)
@@ -142,7 +143,7 @@ def test_a_second_session_goes_on_where_a_killed_one_stopped_with_its_own_file(t
 
 @pytest.mark.slow
 def test_a_run_can_begin_with_imagenets_weights_on_one_gpu(tmp_path, monkeypatch):
-    flowers(tmp_path / "input/flowers/train")
+    flowers(tmp_path / IMAGES)
     file = tmp_path / "hub/checkpoints" / models.ResNet18_Weights.IMAGENET1K_V1.url.split("/")[-1]
     file.parent.mkdir(parents=True)
     torch.save(models.resnet18().state_dict(), file)
@@ -156,7 +157,7 @@ def test_a_run_can_begin_with_imagenets_weights_on_one_gpu(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_the_files_of_the_books_own_run_are_copied_where_it_goes_on(tmp_path):
-    before = tmp_path / "input/my-notebook/run"
+    before = tmp_path / "input/notebooks/ann/my-notebook/run"
     before.mkdir(parents=True)
     for step in (9, 10):
         (before / f"step_{step:08}.pt").write_text("a checkpoint")
