@@ -9,10 +9,10 @@ storage carries the number of a GPU, and PyTorch's own errors are raised where d
 | copies, views, `.data`, state dicts, `torch.save`, `map_location` | CUDA's own rounding |
 | `nn.DataParallel`, DDP, FSDP2, DTensor, DCP; `nccl`, sent by gloo | NCCL's hangs and limits |
 | memory as the sum of storages, out of memory at a limit | fragmentation, the context's memory |
-| generators of each GPU, reproducible | CUDA's own random numbers |
-| streams and events, in which all has happened | races between streams |
+| each GPU's random generator | CUDA's own random numbers |
+| streams and events, whose work is done at once | races between streams |
 | autocast and the scaler | kernels that a GPU lacks |
-| `CUDA_VISIBLE_DEVICES`, a fork that must not use CUDA | `torch.compile`: it runs eagerly |
+| `CUDA_VISIBLE_DEVICES`, CUDA's error in a forked process | `torch.compile`: it runs eagerly |
 """
 
 import json
