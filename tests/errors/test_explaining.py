@@ -375,6 +375,18 @@ def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is
     long = "We moved the machine to another room last week, and our admin installed it again. Both "
     long += "cards show 100 %, but the first step hangs. A colleague in Graz has the same model."
     assert asking.nearest(long)[0] == "notebooks/errors_ranks#hang-p2p"  # by its clause
+    long = (
+        "We bought a second card last spring, and a student wrote our script for a seminar. With "
+    )
+    long += (
+        "both the epoch takes as long as with one, although each is busy. Is it the power supply?"
+    )
+    assert "notebooks/errors_ddp_fsdp#no-sampler" in asking.nearest(long)  # by all of it
+    message = "the number of workers must not be larger than the batch"  # which no entry has
+    assert asking.nearest(message) != []
+    assert asking.nearest(f"ValueError: {message}") == []
+    assert asking.is_said("loss不下降，一直在0.69")
+    assert not asking.is_said("loss goes no lower: 0.69 0.69 0.69")
 
 
 def test_a_question_in_the_list_is_answered_by_its_section():

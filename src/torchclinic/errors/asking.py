@@ -21,10 +21,8 @@ MORE, LESS = 1.2, 0.9
 UNKNOWN = 6  # what a word of a question counts that nothing has
 CASE = 6  # what the words count, at least, for which a case is told first
 CLOSE = 0.35  # if the best is less like a question, nothing is close ...
-FAR, TELLS = (
-    0.15,
-    0.45,
-)  # ... unless it is not far, and to a clause alone something is so much alike
+FAR = 0.15  # ... unless it is not far,
+TELLS = 0.45  # and to a clause alone something is so much alike
 SURE = 0.6  # how close, to a message that no entry has
 BEHIND = 0.5  # a share of the best
 MESSAGE = r"(?:Error|Exception|error): "
