@@ -48,12 +48,14 @@ def median_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def rounded(result: Result) -> list[str]:
-    """The result and its range, with no more digits than the range bears."""
+    """The result and its range, with no more digits than the range bears; a count has none."""
+    if result.low == result.high:
+        return [f"{result.ratio:g}", ""]
     wide = result.high - result.low > 0.1 * abs(result.ratio)
     digits = 2 if wide else 3
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(result.ratio) or 1)))
     ratio, low, high = (f"{v:,.{decimals}f}" for v in (result.ratio, result.low, result.high))
-    return [ratio, f"{low} to {high}{'' if result.of_median or low == high else ' (single runs)'}"]
+    return [ratio, f"{low} to {high}{'' if result.of_median else ' (single runs)'}"]
 
 
 def table(results: list[dict]) -> str:

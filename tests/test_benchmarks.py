@@ -9,12 +9,13 @@ from benchmarks import run
 from benchmarks.results import Result, median_range, table
 
 
-def test_a_ratio_has_the_range_of_its_runs_and_of_six_or_more_that_of_the_median():
+def test_a_ratio_has_its_runs_range_of_six_or_more_that_of_the_median_and_a_count_has_none():
     few = Result.of_pairs("x", [(1, 2), (30, 10), (1, 1)])
     assert row(few) == "| x |  | 1.0 | 0.5 to 3.0 (single runs) | 3 |"
     ranges = {5: (1, 5), 6: (1, 6), 9: (2, 8), 31: (10, 22)}
     assert {n: median_range(range(1, n + 1)) for n in ranges} == ranges
     assert row(Result.of_runs("x", range(1, 32))) == "| x |  | 16 | 10 to 22 | 31 |"
+    assert row(Result("kills", 0, 0, 0, 200)) == "| kills |  | 0 |  | 200 |"
 
 
 def row(result):

@@ -232,7 +232,7 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     first = letters(told).find(letters("line 6"))
     parts = [letters(told).find(letters(part)) for part in (PREFIX.title, *PREFIX.in_brief)]
     assert 0 <= first < parts[0] < parts[1] < parts[2] < letters(told).find("Whythisone")
-    assert "This more general entry matches, too: Missing and unexpected keys" in told
+    assert "This more general entry also matches: Missing and unexpected keys" in told
     assert "line 6" in told
     assert "onerror=alert(1)>" in told
     marked = match.locator("mark").all_inner_texts()
@@ -382,7 +382,7 @@ def test_a_long_log_is_read_while_the_page_goes_on_and_the_field_has_its_end(vis
     assert len(value) <= 20_000
     assert log.endswith(value)
     size = f"{len(log) / 1e6:.1f} MB" if len(log) > 1e6 else f"{len(log) / 1e3:.0f} kB"
-    assert f"All of it is read, {size}." in page.locator(".clinic-field").inner_text()
+    assert f"All of it is read: {size}." in page.locator(".clinic-field").inner_text()
 
 
 def test_what_stands_before_a_fields_text_goes_on_counting_until_all_is_replaced(visit):
@@ -409,7 +409,7 @@ def test_a_log_without_end_and_a_file_that_cannot_be_read_are_refused(page, tmp_
     with large.open("wb") as file:
         file.truncate(51_000_000)
     page.locator(".choose-files input").set_input_files(large)
-    says = page.locator("#log-says", has_text="This is a log of 51.0 MB")
+    says = page.locator("#log-says", has_text="Your log is 51.0 MB")
     says.wait_for()
     assert "torchclinic explain" in says.inner_text()
     page.evaluate(
@@ -425,7 +425,7 @@ def test_a_checkpoint_is_no_text_and_a_log_of_powershell_is(page, tmp_path):
     says = page.locator("#log-says")
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(range(256)) * 50)
     page.locator(".choose-files input").set_input_files(tmp_path / "model.pt")
-    says.filter(has_text="This is no text").wait_for()
+    says.filter(has_text="This is not text").wait_for()
     assert "torchclinic inspect" in says.inner_text()
     assert page.locator("#log").input_value() == ""
     (tmp_path / "log.txt").write_text(LOG, "utf-16")
