@@ -34,7 +34,7 @@ CONTEXT, RESERVED = map(geometric_mean, (will_it_fit.CONTEXT, will_it_fit.RESERV
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 LINKS = {"pcie3": "PCIe", "pcie4": "PCIe", "geforce": "PCIe"}
 LINKS |= dict.fromkeys(("roce", "eth100"), "machines")
-LINKS |= dict.fromkeys(("a100", "h100", "v100", "bridge"), "NVLink")
+LINKS |= dict.fromkeys(("a100", "h100", "b200", "v100", "bridge"), "NVLink")
 NEEDED = {
     "memory": ("parameters", "precision", "rung"),
     "all-reduce": ("bytes", "gpus", "link"),
@@ -126,11 +126,14 @@ def sizes_of(row: dict, **options) -> will_it_fit.Transformer:
 def memory(row: dict) -> float:
     """Bytes on one GPU, as the row has read them."""
     read, _, part = row["measured"].partition(": ")
-    options = {"optimizer": row["optimizer"].removesuffix("-loop")} if row["optimizer"] else {}
+    name, _, backward = row["optimizer"].removesuffix("-loop").partition(" in ")
+    options = {"optimizer": name} if name else {}
+    if backward:
+        options["held"] = "one-gradient"
     if row["layers"]:
         found = sizes_of(row, checkpointing=row["checkpointing"] == "all")
         options["activation_bytes"] = found.activation_bytes
-        options |= {"largest_block": found.largest_block, "root": found.root}
+        options |= {key: getattr(found, key) for key in ("largest_block", "root", "largest")}
         options["batch"] = row["batch"] or 1
     if row["rung"] == "fsdp":
         options["gpus"] = int(row["gpus"])

@@ -355,6 +355,67 @@ def test_what_sgds_weight_decay_and_muon_take(optimizer):
         assert memory_per_gpu(parameters, optimizer=optimizer).step == 0
 
 
+def step_in_backward(parameter):
+    sgd = torch.optim.SGD([parameter], foreach=False)
+
+    def step(_):
+        sgd.step()
+        sgd.zero_grad()
+
+    parameter.register_post_accumulate_grad_hook(step)
+
+
+@pytest.mark.parametrize("held", ["all", "one-gradient"])
+@pytest.mark.parametrize("batch", [1, 30])
+def test_an_optimizer_in_the_backward_pass_holds_one_gradient_beside_the_activations(held, batch):
+    sizes = [(100, 300), (300, 500), (500, 20)]
+    net = nn.Sequential(*(nn.Linear(*io, bias=False) for io in sizes))
+    if held == "one-gradient":
+        for p in net.parameters():
+            step_in_backward(p)
+    saved = 4 * sum(given for given, _ in sizes[1:])
+    options = {"activation_bytes": saved, "batch": batch, "held": held, "largest": 150_000}
+    memory = memory_per_gpu(190_000, **options)
+    peak = peak_of(lambda: net(torch.ones(batch, 100)).sum().backward()) - 4 * 100 * batch
+    few = 4 * 520 * batch  # a gradient of what is between layers
+    total = memory.total - memory.parameters
+    assert total == saved * batch + 4 * (150_000 if held == "one-gradient" else 190_000)
+    assert memory.at_least - memory.parameters <= peak <= total + few
+
+
+def test_what_the_choices_of_held_need():
+    options = {"optimizer": "adam", "largest_block": 1000, "root": 500, "activation_bytes": 700}
+    one = {"held": "one-gradient", "largest": 2000} | options
+    memory = memory_per_gpu(8000, **one)
+    assert (memory.gradients, memory.step) == (4 * 2000, 0)
+    assert memory.total == 4 * (8000 + 16000 + 2000) + 700
+    fsdp = {"rung": "fsdp", "gpus": 4}
+    assert memory_per_gpu(8000, **one, **fsdp).gradients == 4 * 1000 / 4  # the block's
+    for more in ({"accumulation": 2}, {"rung": "ddp", "gpus": 2}):  # all of them are needed
+        assert memory_per_gpu(8000, **one, **more).gradients == 4 * 8000
+    memory = memory_per_gpu(8000, held="blocks", accumulation=2, **options, **fsdp)
+    assert memory.total == memory.at_least == memory.communication + 700
+    without = memory_per_gpu(8000, held="blocks", **options)  # one GPU has no FSDP
+    assert without == memory_per_gpu(8000, **options)
+
+
+def test_pages_of_the_optimizer_and_a_compiled_loss_count_at_the_most_alone():
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 100, "vocabulary": 3000}
+    for precision, logit in {"fp32": 8, "bf16-mixed": 4, "bf16": 4}.items():
+        for checkpointing in (False, True):
+            how = {"precision": precision, "checkpointing": checkpointing}
+            found = transformer(**sizes, **how)
+            assert found.activation_bytes - found.least_bytes == (12 - logit) * 100 * 3000
+    given = {"activation_bytes": found.activation_bytes, "least_bytes": found.least_bytes}
+    paged, kept = (
+        memory_per_gpu(1000, optimizer=optimizer, accumulation=2, batch=3, **given)
+        for optimizer in ("adam-8bit-paged", "adam-8bit")
+    )
+    assert paged.total == kept.total == 4000 + 4000 + 2000 + 3 * found.activation_bytes
+    assert kept.at_least - paged.at_least == 2000
+    assert paged.at_least == 4000 + 4000 + 3 * found.least_bytes
+
+
 def test_the_first_gpu_of_dp_holds_more():
     options = {"rung": "dp", "gpus": 2, "optimizer": "adam"}
     first, other = (memory_per_gpu(1000, first=first, **options) for first in (True, False))
@@ -407,6 +468,7 @@ def test_unknown_options_are_named():
         "rung='tpu': one of 'cpu', 'gpu'": {"rung": "tpu"},
         "precision='fp8': one of 'fp32'": {"precision": "fp8"},
         "optimizer='lion': one of 'sgd'": {"optimizer": "lion"},
+        "held='none': one of 'all'": {"held": "none"},
         "gpus=2 on rung 'gpu'": {"rung": "gpu", "gpus": 2},
         "gpus=0 on rung 'ddp'": {"rung": "ddp", "gpus": 0},
         "machines=3: of HSDP, and gpus=8": {"rung": "hsdp", "gpus": 8, "machines": 3},

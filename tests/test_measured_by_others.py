@@ -29,6 +29,7 @@ BOUNDS = {  # of the predictions: the median error, and the share that is within
 # Each is the only row that one term of a formula decides; it may be off by so much.
 ALONE = {
     "vit-l": ("Adam's copy in its step", 0.05),
+    "vit-l-in-backward": ("one gradient at a time", 0.05),
     "bucket-view": ("DDP's buckets", 0.05),
     "hf-4-fp16": ("softmax in float32 under autocast", 0.08),
 }
@@ -60,6 +61,18 @@ def test_predictions_are_as_near_as_the_book_says(found, kind, aside):
     _, error, within = measured_by_others.spread(found[kind, aside], ratio - 1)
     assert error <= most
     assert within >= share
+
+
+def test_the_page_promises_each_kind_of_row_what_its_predictions_hold():
+    page = (ROOT / "book/are_the_numbers_right.md").read_text(encoding="utf-8")
+    promised = re.findall(r"\| ([A-Z][^|]+) \| ([\d.]+) times \| (\d+) % \|\n", page)
+    held = {
+        (kind[0].upper() + kind[1:], f"{ratio:g}", f"{100 * share:g}")
+        for kind, (_, ratio, share) in BOUNDS.items()
+    }
+    assert {*promised} == held
+    links = re.search(r"`LINK` what joins the GPUs:\n(.*?)\.", page)[1]
+    assert {*re.findall(r"`(\w+)`", links)} == measured_by_others.LINKS.keys() - {"roce", "eth100"}
 
 
 def test_no_kind_of_row_is_forgotten(found):
@@ -103,14 +116,30 @@ def test_the_page_names_the_medians_that_rest_on_one_or_two_rows():
     rows = [row for row, *_ in measured_by_others.of("share of the peak") if not row["aside"]]
     counts = Counter((measured_by_others.family(row), bool(row["layers"])) for row in rows)
     few = {key: count for key, count in counts.items() if count <= 2}
-    geforce = {("RTX 3090", False): 1, ("RTX 3090", True): 1, ("RTX 4090", True): 1}
-    assert few == geforce | {("H100", False): 1, ("A100", False): 2, ("V100", True): 2}
+    rtx_3090 = {("RTX 3090", False): 1, ("RTX 3090", True): 1}
+    assert few == rtx_3090 | {("H100", False): 1, ("A100", False): 2}
+
+
+def test_the_ranges_beside_an_answer_and_at_its_field_are_those_of_all_rows():
+    page = (ROOT / "book/will_it_fit.md").read_text(encoding="utf-8")
+    ends = defaultdict(list)
+    for row, _, share in measured_by_others.of("share of the peak"):
+        family = measured_by_others.family(row)
+        for of in (family, "all") if row["layers"] else ("conv",):
+            ends[of].append(round(100 * share))
+    for card in ("A100", "H100", "all", "conv"):
+        assert f"\nspan-{card.lower()}: {min(ends[card])}, {max(ends[card])}, " in page
+        assert len(ends[card]) >= 9
+    for card in ("A100", "H100", "V100", "RTX 4090"):
+        called = card.replace("RTX", "an RTX")
+        assert f"{min(ends[card])} to {max(ends[card])} on {called}" in page
 
 
 def test_what_the_calculator_calls_untested_is_in_no_row_of_memory():
     rows = [row for row, *_ in measured_by_others.of("memory")]
     assert {row["rung"] for row in rows} == {"gpu", "ddp", "fsdp"}
-    assert {row["optimizer"] for row in rows} == {"", "adam", "adam-loop", "adam-8bit"}
+    optimizers = {"", "adam", "adam-loop", "adam-8bit", "adam in backward", "momentum"}
+    assert {row["optimizer"] for row in rows} == optimizers
     untested = r"GPT|Qwen|Mixtral|LoRA|parts"
     assert not [
         row["id"] for row in rows if re.search(untested, f"{row['model']} {row['measured']}")

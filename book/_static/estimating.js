@@ -2,7 +2,7 @@
 // The formulas of src/torchclinic/will_it_fit.py that the page needs, under its names; what they mean
 // is said there. A test compares both.
 const estimating = (() => {
-  const STATES = { sgd: 0, momentum: 1, adam: 2, "adam-8bit": 2, muon: 1 };
+  const STATES = { sgd: 0, momentum: 1, adam: 2, "adam-8bit": 2, "adam-8bit-paged": 2, muon: 1 };
   const precision = (parameter, gradient, state, master, cast, activation) =>
     ({ parameter, gradient, state, master, cast, activation });
   const PRECISIONS = {
@@ -14,35 +14,41 @@ const estimating = (() => {
   };
 
   function memory_per_gpu(parameters, {
-    rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0, batch = 1,
-    largest_block = parameters, root = 0, machines = 1, lora = null, frozen_bytes = 2,
-    weight_decay = false, accumulation = 1,
+    rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0,
+    least_bytes = activation_bytes, batch = 1, largest_block = parameters, root = 0, machines = 1, lora = null,
+    frozen_bytes = 2, weight_decay = false, accumulation = 1, held = "all", largest = parameters,
   } = {}) {
     const size = PRECISIONS[precision];
     const sharded = rung === "fsdp" || rung === "hsdp";
     const shards = sharded ? gpus / machines : 1;
     const [trained, frozen] = lora === null ? [parameters, 0] : [lora, frozen_bytes * parameters];
-    const each = optimizer === "adam-8bit" ? 1 : size.state;
+    const each = optimizer.includes("8bit") ? 1 : size.state;
     const adam = optimizer === "muon" && lora === null ? root : 0;
     const decayed = weight_decay && !optimizer.includes("adam");
     const copied = optimizer === "muon" ? adam : optimizer === "adam" || decayed ? trained : 0;
     const gathered = root + Math.min(2 * largest_block, parameters - root);
-    const gradients = (size.gradient * trained) / shards;
+    const freed = held === "one-gradient" && accumulation === 1 && rung !== "ddp";
+    const one = Math.min(freed ? (sharded ? Math.max(largest_block, root) : largest) : trained, trained);
+    const gradients = (size.gradient * one) / shards;
+    const states = ((STATES[optimizer] * each + size.master) * trained + each * adam) / shards;
+    const on_gpu = held === "blocks" && sharded ? 0 : 1;
     const memory = {
-      parameters: (size.parameter * trained + frozen) / shards,
-      gradients,
-      optimizer: ((STATES[optimizer] * each + size.master) * trained + each * adam) / shards,
+      parameters: (on_gpu * (size.parameter * trained + frozen)) / shards,
+      gradients: on_gpu * gradients,
+      optimizer: on_gpu * states,
       activations: batch * activation_bytes,
       casts: size.cast < size.parameter && !sharded ? size.cast * trained : 0,
       communication: sharded ? gathered * ((trained * (size.cast + size.gradient) + frozen) / parameters)
         : rung === "ddp" ? gradients : 0,
-      step: size.master ? 0 : (size.parameter * copied) / shards,
-      accumulated: accumulation > 1 ? gradients : 0,
+      step: size.master || freed ? 0 : (on_gpu * size.parameter * copied) / shards,
+      accumulated: accumulation > 1 ? on_gpu * gradients : 0,
+      paged: optimizer.includes("paged") ? on_gpu * states : 0,
+      least: batch * least_bytes,
     };
-    const { activations, accumulated } = memory;
     const fixed = memory.parameters + memory.optimizer + memory.communication;
-    const total = fixed + gradients + Math.max(activations + memory.casts, memory.step);
-    return { ...memory, total, at_least: fixed + Math.max(activations + accumulated, gradients) };
+    const total = fixed + memory.gradients + Math.max(memory.activations + memory.casts, memory.step);
+    const at_least = fixed - memory.paged + Math.max(memory.least + memory.accumulated, memory.gradients);
+    return { ...memory, total, at_least };
   }
 
   function transformer({
@@ -70,16 +76,17 @@ const estimating = (() => {
       (qwen ? stream * (wide + kv) : 0);
     const layer = position * s + (fused_attention ? 0 : scores * heads * s * s);
     const ends = (size + stream + gpt) * s * h;
-    const logits = 12 * s * (loss === "whole" ? vocabulary : Math.min(vocabulary, h));
-    const activation_bytes = ends + (checkpointing
-      ? layers * stream * s * h + Math.max(layer, logits) : layers * layer + logits);
+    const logits = s * (loss === "whole" ? vocabulary : Math.min(vocabulary, h));
+    const [activation_bytes, least_bytes] = [12, 2 * size].map((each) => ends + (checkpointing
+      ? layers * stream * s * h + Math.max(layer, each * logits) : layers * layer + each * logits));
 
     const products = (frozen ? 4 : 6) + (checkpointing ? 2 : 0);
     const pairs = (causal ? 6 : 12) * (checkpointing ? 4 / 3 : 1);
     const flops = products * (active - lookup) * s + pairs * layers * wide * s * s;
     const lora_attention = layers * (4 * h + 2 * (wide + kv));
     const lora = lora_attention + layers * experts * (gpt ? 2 : 3) * (h + m);
-    const found = { parameters, largest_block: one, root, activation_bytes, flops, lookup, active, share };
+    const largest = Math.max(table, h * m, h * wide);
+    const found = { parameters, largest_block: one, root, activation_bytes, least_bytes, largest, flops, lookup, active, share };
     return { ...found, cached: 2 * layers * kv, lora, lora_attention, experts: experts > 1 ? layers * mlps : 0 };
   }
 

@@ -9,17 +9,19 @@
   const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
   const COLUMNS = { ddp: 1, fsdp: 2, hsdp: 3 }; // of the table of memory
   const MOST_GPUS = 4096;
+  const OFFLOADED = "train=all&held=blocks";
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
     parts: { loss: "parts" }, checkpointing: { checkpointing: "on" }, one: { batch: "1" },
     eight: { optimizer: "adam-8bit" }, half: { precision: "bf16" }, lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
+    backward: { held: "one-gradient", optimizer: "adam-8bit-paged" }, offload: { held: "blocks" },
     attention: { matrices: "lora_attention" },
   };
   // What no measurement has that the memory's formulas are held against
   const UNTESTED = {
     lora: "kind=transformer&train=lora", gpt: "kind=transformer&architecture=gpt",
     qwen3: "kind=transformer&architecture=qwen3", parts: "kind=transformer&loss=parts",
-    sgd: "optimizer=sgd|momentum", muon: "optimizer=muon",
+    muon: "optimizer=muon", paged: "optimizer=adam-8bit-paged", offload: OFFLOADED,
   };
 
   function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
@@ -156,10 +158,12 @@
     const [field] = fields.get(name);
     const moved = target.dataset.slider && scale(field)[0](target.value / target.max);
     put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
-    // A number changed by hand makes its preset "own". The link may be another one than the GPU's,
-    // and a model takes more or fewer tokens.
-    for (const { dataset } of choices)
-      if (name in direct(dataset.name, text(dataset.name)) && !field.options && name !== "sequence") put(dataset.name, "own");
+    // A number changed by hand makes its preset "own". The link may be another one than the GPU's, a
+    // model takes more or fewer tokens, and a machine has more or fewer GPUs.
+    for (const { dataset } of choices) {
+      const { [name]: usual = text(name) } = direct(dataset.name, text(dataset.name));
+      if (usual !== text(name) && !field.options && !["sequence", "per"].includes(name)) put(dataset.name, "own");
+    }
     const all_sets = target.value === "own" ? [...target.options].map(({ value }) => direct(name, value)) : [];
     for (const set of Object.keys(Object.assign({}, ...all_sets)))
       fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
@@ -246,12 +250,13 @@
     const [precision, parameters, largest_block] = [text("precision"), number("params"), number("block")];
     const how = { precision, largest_block, optimizer: text("optimizer"), batch: number("batch") };
     const step = { weight_decay: are("decay=yes"), accumulation: number("accumulation") };
-    const options = { ...oneSample(precision), ...how, ...step, lora: null, ...adapters() };
+    if (are("train=all")) step.held = text("held");
+    const options = { largest: largest_block, ...oneSample(precision), ...how, ...step, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
-    const { activation_bytes } = oneSample(precision.replace("-mixed", ""));
+    const { activation_bytes, least_bytes } = oneSample(precision.replace("-mixed", ""));
+    const sharded = { rung: "fsdp", activation_bytes, least_bytes };
     return (gpus) => [
-      {}, { rung: "ddp", gpus }, { rung: "fsdp", gpus, activation_bytes },
-      { rung: "hsdp", gpus, activation_bytes, machines: machines(gpus) },
+      {}, { rung: "ddp", gpus }, { ...sharded, gpus }, { ...sharded, rung: "hsdp", gpus, machines: machines(gpus) },
     ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
@@ -261,10 +266,13 @@
     return memory.at_least <= have ? "close" : "not";
   }
 
+  /** Without others there is no rung of many, but FSDP may offload. On one machine, HSDP is FSDP. */
+  const alone = (gpus) => gpus === 1 && !are(OFFLOADED);
+
   /** The answer: the first way that fits, else that may fit, else what is missing on all GPUs. */
   function answer(on, gpus, have) {
     const [single, , fsdp] = on(gpus);
-    const ways = [["one", single], ["fsdp", fsdp]].slice(0, gpus > 1 ? 2 : 1);
+    const ways = [["one", single], [are(OFFLOADED) ? "offloaded" : "fsdp", fsdp]].slice(0, alone(gpus) ? 1 : 2);
     const found = (kind) => ways.find(([, memory]) => verdict(memory, have) === kind);
     const [name, memory] = found("fits") ?? found("close") ?? ways.at(-1);
     const kind = verdict(memory, have);
@@ -380,17 +388,22 @@
     const [kind, sentence, ...others] = answer(on, gpus, have);
     [says.dataset.verdict, says.textContent] = [kind, sentence];
     more.append(...others.flatMap((part) => [part, " "]));
-    // Without others there is no rung of many; on one machine, HSDP is FSDP.
-    drawBars(figure, columns.slice(0, gpus === 1 ? 1 : machines(gpus) === 1 ? COLUMNS.hsdp : undefined), table, have);
+    drawBars(figure, columns.slice(0, alone(gpus) ? 1 : machines(gpus) === 1 ? COLUMNS.hsdp : undefined), table, have);
   }
 
   // --- will two be faster? ---
 
-  function computing() {
+  function computing(percent = number(text("kind") === "counted" ? "conv" : "reached")) {
     if (text("time") === "measured") return number("ms") / 1e3;
     if (text("precision") === "fp32" && text("gpu") !== "own") throw new Wrong(phrase("no-peak"));
-    const share = number(text("kind") === "counted" ? "conv" : "reached") / 100;
-    return (number("batch") * work()) / (number("peak") * 1e12 * share);
+    return (number("batch") * work()) / (number("peak") * 1e10 * percent);
+  }
+
+  /** Percents of the peak that others measured, and on what; of a card with few measurements, on all. */
+  function span() {
+    if (are("time=measured") || are("gpu=own")) return [];
+    const card = ["a100", "h100"].find((name) => text("gpu").startsWith(name)) ?? "all";
+    return phrase(`span-${are("kind=counted") ? "conv" : card}`).split(", ");
   }
 
   /** FLOPs to train on a sample. */
@@ -428,8 +441,8 @@
     const network = [number("far_latency") / 1e6, number("far_bandwidth") * 1e9];
     const accumulation = number("accumulation");
     const options = { overlap: number("overlap"), scaling: text("scaling"), network, gradients, accumulation };
-    const gain = (n, rung, more) =>
-      estimating.speed_up(seconds, bytes(rung), n, ...link, { ...options, rung, machines: machines(n), ...more });
+    const gain = (n, rung, more, alone = seconds) =>
+      estimating.speed_up(alone, bytes(rung), n, ...link, { ...options, rung, machines: machines(n), ...more });
     const kind = (n, rung) => verdict(on(n)[COLUMNS[rung]], have);
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
@@ -457,10 +470,16 @@
     says.textContent = [phrase(first, gaps(chosen, lead ?? "ddp")), ...others].join(" ");
     says.dataset.verdict = faster ? kind(chosen, lead) : "not";
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
-    const told = lead && { ...gaps(chosen, lead), ...rates(chosen, gain(chosen, lead), seconds) };
+    const [from, to, where] = span();
+    const [slow, fast] = [computing(from), computing(to)];
+    const ms = (alone) => inMs(1e3 * alone * accumulation);
+    const between = from ? phrase("between", { from, to, where, low: ms(fast), high: ms(slow) }) : "";
+    const rate = (alone) => rates(chosen, gain(chosen, lead, {}, alone), alone);
+    const range = from && lead ? phrase("range", { low: rate(slow).tokens, high: rate(fast).tokens }) : "";
+    const told = lead && { ...gaps(chosen, lead), ...rate(seconds), range };
     const below = one(".speed-sent p");
-    below.textContent = met() + phrase("alone", { ms: inMs(1e3 * seconds * accumulation), ...sent }) +
-      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "");
+    below.textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) +
+      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "") + (are(OFFLOADED) ? ` ${phrase("offload-time")}` : "");
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
       below.append(" ", cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp", "hsdp")
 #: Numbers that the optimizer keeps for each parameter; "adam-8bit" keeps them in a byte each.
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adam-8bit": 2, "muon": 1}
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adam-8bit": 2, "adam-8bit-paged": 2, "muon": 1}
+HELD = ("all", "one-gradient", "blocks")
 BLOCKS = ("gpt", "llama", "qwen3")
 LOSSES = ("whole", "parts")
 
@@ -59,6 +60,8 @@ class Memory:
     communication: float = 0.0
     step: float = 0.0
     accumulated: float = 0.0  # of the gradients, what is there when a backward pass begins
+    paged: float = 0.0  # of the optimizer, what may leave the GPU
+    least: float = 0.0  # of the activations, what a compiled loss leaves
 
     @property
     def total(self) -> float:
@@ -77,10 +80,10 @@ class Memory:
         So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
         the first layers have the activations and the last ones the parameters, it is `total`.
         Casts are left out: checkpointing drops them when the forward pass ends. Gradients that
-        add up over several batches take turns with nothing.
+        add up over several batches take turns with nothing. Pages of the optimizer have left.
         """
-        fixed = self.parameters + self.optimizer + self.communication
-        return fixed + max(self.activations + self.accumulated, self.gradients)
+        fixed = self.parameters + self.optimizer - self.paged + self.communication
+        return fixed + max(self.least + self.accumulated, self.gradients)
 
 
 def memory_per_gpu(
@@ -91,6 +94,7 @@ def memory_per_gpu(
     precision: str = "fp32",
     optimizer: str = "sgd",
     activation_bytes: float = 0.0,
+    least_bytes: float | None = None,
     batch: float = 1,
     largest_block: float | None = None,
     root: float = 0.0,
@@ -100,6 +104,8 @@ def memory_per_gpu(
     frozen_bytes: float = 2,
     weight_decay: bool = False,
     accumulation: int = 1,
+    held: str = "all",
+    largest: float | None = None,
 ) -> Memory:
     """Bytes that training needs on one GPU.
 
@@ -110,11 +116,13 @@ def memory_per_gpu(
     rung : {"cpu", "gpu", "dp", "ddp", "fsdp", "hsdp"}
     precision : {"fp32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-master"}
         See `PRECISIONS`. For FSDP, "mixed" is its ``MixedPrecisionPolicy``, not autocast.
-    optimizer : {"sgd", "momentum", "adam", "adam-8bit", "muon"}
+    optimizer : {"sgd", "momentum", "adam", "adam-8bit", "adam-8bit-paged", "muon"}
         "muon": ``torch.optim.Muon`` for the blocks, and Adam for the `root`.
     activation_bytes : float
         What one sample needs in this precision where the backward pass begins: mostly what is
         saved for it.
+    least_bytes : float, optional
+        The same with a compiled loss, for `Memory.at_least`; `activation_bytes` by default.
     batch : float
         Samples on each GPU.
     largest_block : float, optional
@@ -134,6 +142,12 @@ def memory_per_gpu(
         SGD: with ``weight_decay=``. AdamW's and Muon's needs nothing.
     accumulation : int
         Batches whose gradients add up before a step.
+    held : {"all", "one-gradient", "blocks"}
+        "one-gradient": the optimizer steps inside the backward pass and frees each gradient there.
+        DDP and several batches in a step need all of them all the same. "blocks": FSDP with
+        ``CPUOffloadPolicy`` has on the GPU what it has gathered, and activations.
+    largest : float, optional
+        For "one-gradient": parameters of the largest tensor, all of them by default.
 
     Notes
     -----
@@ -150,7 +164,9 @@ def memory_per_gpu(
     "bf16-master", a fused optimizer is assumed. SGD adds weight decay to a copy of all gradients.
     Muon updates one matrix at a time, and what it needs for that is left out. "adam-8bit" is
     bitsandbytes' or torchao's Adam, which updates one parameter at a time; the scales of its blocks
-    (0.03 bytes) are left out.
+    (0.03 bytes) are left out. With "one-gradient" every optimizer does, and what it needs for that
+    is left out. Pages of "adam-8bit-paged" move to the
+    host when the GPU is full, and `torch.cuda.memory_allocated` never has them.
 
     Examples
     --------
@@ -163,8 +179,12 @@ def memory_per_gpu(
     10000000000.0
     >>> memory_per_gpu(1e9, optimizer="adam", lora=1e7, frozen_bytes=0.5).total  # and 20 * 1e7
     700000000.0
+    >>> paged = {"optimizer": "adam-8bit-paged", "held": "one-gradient", "largest": 5e7}
+    >>> memory_per_gpu(1e9, precision="bf16", **paged).at_least  # 2 bytes a parameter, and 2 * 5e7
+    2100000000.0
     """
     _check(rung=(rung, RUNGS), precision=(precision, PRECISIONS), optimizer=(optimizer, STATES))
+    _check(held=(held, HELD))
     if gpus < 1 or (rung in ("cpu", "gpu") and gpus != 1):
         raise ValueError(f"gpus={gpus} on rung {rung!r}: one on cpu and gpu, at least one above.")
     if gpus % machines or (machines > 1 and rung != "hsdp"):
@@ -174,13 +194,17 @@ def memory_per_gpu(
     trained = parameters if lora is None else lora
     frozen = 0 if lora is None else frozen_bytes * parameters
     replica = rung == "dp" and gpus > 1 and not first  # it has no optimizer and sums nothing
-    each = 1 if optimizer == "adam-8bit" else size.state
+    each = 1 if "8bit" in optimizer else size.state
     adam = root if optimizer == "muon" and lora is None else 0  # Muon takes matrices of blocks only
     states = 0 if replica else (STATES[optimizer] * each + size.master) * trained + each * adam
     cast = size.cast < size.parameter and not sharded  # FSDP gathers what is cast
     copies = trained if optimizer == "adam" or (weight_decay and "adam" not in optimizer) else 0
     copied = adam if optimizer == "muon" else copies
-    gradients = size.gradient * trained / shards
+    freed = held == "one-gradient" and accumulation == 1 and rung not in ("dp", "ddp")
+    if sharded:  # FSDP reduces a block at a time, or the root
+        largest = None if largest_block is None else max(largest_block, root)
+    one = trained if largest is None or not freed else min(largest, trained)
+    gradients = size.gradient * one / shards
     communication = 0.0
     if sharded:
         two = parameters if largest_block is None else 2 * largest_block
@@ -188,21 +212,26 @@ def memory_per_gpu(
         communication = (root + min(two, parameters - root)) * each_number
     elif rung == "ddp" or (rung == "dp" and gpus > 1 and first):
         communication = float(size.gradient * trained)
+    one_at_a_time = replica or freed or size.master or rung == "cpu"
+    on_gpu = 0 if held == "blocks" and sharded else 1
     return Memory(
-        parameters=(size.parameter * trained + frozen) / shards,
-        gradients=gradients,
-        optimizer=states / shards,
+        parameters=on_gpu * (size.parameter * trained + frozen) / shards,
+        gradients=on_gpu * gradients,
+        optimizer=on_gpu * states / shards,
         activations=batch * activation_bytes,
         casts=float(size.cast * trained) if cast else 0.0,
         communication=communication,
-        step=0.0 if replica or size.master or rung == "cpu" else size.parameter * copied / shards,
-        accumulated=gradients if accumulation > 1 else 0.0,
+        step=0.0 if one_at_a_time else on_gpu * size.parameter * copied / shards,
+        accumulated=on_gpu * gradients if accumulation > 1 else 0.0,
+        paged=on_gpu * states / shards if "paged" in optimizer else 0.0,
+        least=batch * (activation_bytes if least_bytes is None else least_bytes),
     )
 
 
 class Transformer(NamedTuple):
     """`activation_bytes` and `flops` are those of one sequence; `root` belongs to no block.
 
+    `least_bytes`: activations with a compiled loss. `largest`: parameters of the largest matrix.
     `lookup`: parameters of an input table that is not the output's. `cached`: numbers in the KV
     cache for each token. `lora` and `lora_attention`: numbers that adapters of rank 1 have, on all
     matrices of the layers or on attention's four. `active`: parameters that a token meets;
@@ -221,6 +250,8 @@ class Transformer(NamedTuple):
     active: float
     experts: float
     share: float
+    least_bytes: float
+    largest: float
 
 
 def transformer(
@@ -293,12 +324,13 @@ def transformer(
     five matrices that read it.
 
     `activation_bytes` holds 12 bytes for each logit, where the backward pass begins: what
-    ``F.cross_entropy`` saves in float32, and its gradient, twice. With checkpointing, all that is
-    gone when the last layer is computed again; the larger of the two counts. What a layer's own
-    backward pass and the two gradients of tied embeddings need for a moment is less, with a
-    vocabulary twice and a batch of positions as large as the hidden size. In parts, PyTorch holds
-    about as many logits at a time as the layer before has outputs, and the latter's gradient: at
-    most 12 bytes for each of these outputs.
+    ``F.cross_entropy`` saves in float32, and its gradient, twice. `least_bytes` holds a logit and
+    its gradient once, in the activations' precision: a compiled loss makes the rest as it reads
+    them. With checkpointing, all that is gone when the last layer is computed again; the larger of
+    the two counts. What a layer's own backward pass and the two gradients of tied embeddings need
+    for a moment is less, with a vocabulary twice and a batch of positions as large as the hidden
+    size. In parts, PyTorch holds about as many logits at a time as the layer before has outputs,
+    and the latter's gradient: at most 12 bytes for each of these outputs.
 
     With experts, each of the `chosen` saves its input, its output, that output weighted, and what
     an MLP saves. Which expert gets a token does not matter, if none is dropped and no place is left
@@ -348,20 +380,22 @@ def transformer(
         layer += stream * (wide + kv)
     layer = layer * s + (0 if fused_attention else scores * heads * s * s)
     ends = (size + stream + gpt) * s * h  # last norm; dropout
-    logits = 12 * s * (vocabulary if loss == "whole" else min(vocabulary, h))
+    logits = s * (vocabulary if loss == "whole" else min(vocabulary, h))
     if checkpointing:
-        activations = layers * stream * s * h + ends + max(layer, logits)
+        most, least = (max(layer, each * logits) for each in (12, 2 * size))
+        kept = layers * stream * s * h + ends
     else:
-        activations = layers * layer + ends + logits
+        most, least, kept = 12 * logits, 2 * size * logits, layers * layer + ends
 
     products = (4 if frozen else 6) + (2 if checkpointing else 0)
     pairs = (6 if causal else 12) * (4 / 3 if checkpointing else 1)
     flops = products * (active - lookup) * s + pairs * layers * wide * s * s
     adapters = layers * (4 * h + 2 * (wide + kv))
     whole = adapters + layers * experts * (2 if gpt else 3) * (h + m)
-    found = parameters, one, root + lookup, activations, flops, lookup
+    found = parameters, one, root + lookup, kept + most, flops, lookup
     more = 2 * layers * kv, whole, adapters, active, layers * mlps if experts > 1 else 0, share
-    return Transformer(*map(float, (*found, *more)))
+    largest = max(table, h * m, h * wide)
+    return Transformer(*map(float, (*found, *more, kept + least, largest)))
 
 
 def on_the_gpu(allocated: float) -> tuple[float, float]:

@@ -61,6 +61,10 @@ def calls():
             how = {"rung": rung, "gpus": gpus, "lora": lora, "frozen_bytes": 0.5}
             how |= {"weight_decay": gpus > 1, "accumulation": gpus}
             yield "memory_per_gpu", [124e6], same | how
+        for rung, held, count in product(("gpu", "ddp", "fsdp"), will_it_fit.HELD, (1, 2)):
+            how = {"rung": rung, "held": held, "accumulation": count}
+            how |= {"largest": 38e6, "least_bytes": 22e6}
+            yield "memory_per_gpu", [124e6], same | how
         yield "memory_per_gpu", [124e6], same | {"rung": "hsdp", "gpus": 6, "machines": 3}
         yield "memory_per_gpu", [41e6], same | {"rung": "fsdp", "gpus": 3}
         yield "memory_per_gpu", [124e6], same
@@ -174,7 +178,19 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     one = "model=llama-8b&gpu=a100-40&gpus=1"
     follow(page, one)
     assert "Here it may fit with " in page.locator(".memory-more").inner_text()
-    assert cures.all_inner_texts() == ["LoRA", "QLoRA"]
+    backward, offload = "paged 8-bit Adam that steps in the backward pass", "FSDP’s CPU offload"
+    assert cures.all_inner_texts() == ["LoRA", "QLoRA", backward, offload]
+    cures.nth(2).click()
+    assert "Maybe, on one GPU" in says.inner_text()
+    assert [page.locator(f"#fit-{name}").input_value() for name in ("held", "optimizer")] == [
+        "one-gradient", "adam-8bit-paged"
+    ]  # fmt: skip
+    follow(page, one)
+    cures.nth(3).click()
+    assert "with FSDP and CPU offload" in says.inner_text()
+    assert "CPU offload costs in time" in page.locator(".speed-sent").inner_text()
+    assert page.locator(".memory-figure .bar").count() == 3
+    follow(page, one)
     cures.first.click()
     assert says.get_attribute("data-verdict") in ("fits", "close")
     assert page.locator("#fit-train").input_value() == "lora"
@@ -186,23 +202,25 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     assert cures.all_inner_texts() == ["all in bfloat16", "QLoRA"]
     follow(page, f"{one}&rank=abc")  # wrong, and hidden
     assert says.inner_text().startswith("No: on one GPU")
-    assert cures.count() == 0
+    assert cures.all_inner_texts() == [backward, offload]  # those that need no rank
     assert page.locator("#fit-train").input_value() == "all"
 
 
 def test_a_loss_in_parts_is_a_cure_alone_or_with_another(page):
     cures = page.locator(".memory-more .cure")
-    follow(page, "model=llama-8b&gpus=1&train=lora&bits=4")  # on a T4
-    assert "No: on one GPU, it needs 17.2 GB" in page.locator(".memory-says p").inner_text()
+    follow(page, "model=llama-8b&gpus=1&sequence=12288&train=lora&bits=4&precision=bf16")  # on a T4
+    assert "No: on one GPU, it needs 18.1 GB" in page.locator(".memory-says p").inner_text()
     assert cures.all_inner_texts() == ["the loss in parts"]
-    follow(page, "model=llama-8b&gpus=1")  # of single changes, none is enough
-    assert cures.all_inner_texts() == ["the loss in parts and QLoRA"]
+    follow(page, "model=llama-8b&gpus=1&sequence=12288")  # of single changes, none is enough
+    assert cures.all_inner_texts() == ["FSDP’s CPU offload and the loss in parts"]
     cures.first.click()
     assert page.locator(".memory-says p").get_attribute("data-verdict") == "close"
     assert page.locator("#fit-loss").input_value() == "parts"
 
 
 QLORA, HALF = "train=lora&bits=4", "precision=bf16-master"
+ON_4090 = "model=llama-8b&gpu=rtx4090&gpus=1&precision=bf16"
+ON_3090 = f"model=llama-8b&gpu=rtx3090&gpus=8&sequence=1024&accumulation=2&{HALF}"
 WORKED = {  # what somebody ran, and where that is told
     f"model=llama-8b&gpu=rtx4090&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
     f"model=7b&gpu=t4&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
@@ -211,8 +229,21 @@ WORKED = {  # what somebody ran, and where that is told
     "model=qwen-4b&gpu=rtx3090&gpus=1&train=lora&sequence=2048": "QwenLM/Qwen3-VL#2026",
     f"model=qwen-30b-a3b&gpu=a100-80&gpus=32&{HALF}": "QwenLM/Qwen3-VL#1601",
     f"model=qwen-32b&gpu=h100-80&gpus=16&{HALF}&sequence=20480": "simplescaling/s1#13",
+    f"{ON_4090}&batch=2&sequence=2048&loss=parts&optimizer=adam-8bit-paged"
+    "&held=one-gradient": "meta-pytorch/torchtune#2168",
+    f"{ON_4090}&train=lora&rank=8": "meta-pytorch/torchtune#856",
+    f"{ON_3090}&held=blocks": "hiyouga/LlamaFactory#5977",
+    f"model=70b&vocabulary=32000&params=68.98B&gpu=a100-40&gpus=2&batch=2&{QLORA}&rank=8"
+    "&sequence=2048&precision=bf16": "huggingface/peft/docs/source/accelerate/fsdp.md",
+    f"model=70b&gpu=a100-80&gpus=1&{QLORA}&rank=32&sequence=6916": "unsloth.ai/blog/llama3-3",
+    "model=mixtral&gpu=a100-80&gpus=8&sequence=1024&train=lora": "hiyouga/LlamaFactory#2321",
+    "model=gpt2&gpu=rtx4090&gpus=2&batch=32&checkpointing=off": "tyler-romero/nanogpt-speedrun",
 }
 RAN_OUT = {
+    "model=7b&gpu=a100-80&gpus=1&batch=4&precision=fp32": "meta-llama/llama-cookbook#413",
+    ON_3090: "hiyouga/LlamaFactory#5977",
+    f"{ON_4090}&sequence=8192&train=lora&rank=8": "meta-pytorch/torchtune#856",
+    f"model=70b&gpu=l40s&gpus=1&{QLORA}&rank=32&sequence=512": "unsloth.ai/blog/llama3-3",
     f"model=llama-8b&gpu=t4&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
     f"model=qwen-30b-a3b&gpu=rtx4090&gpus=1&{QLORA}": "unslothai/unsloth#2504",
     "model=llama-8b&gpu=rtx4090&gpus=1&train=lora&sequence=2048": "meta-pytorch/torchtune#1694",
@@ -241,7 +272,7 @@ def test_what_no_measurement_has_is_said_beside_the_answer(page):
         "model=mixtral&gpu=a100-80": "experts",
         "model=7b&gpu=a100-80&gpus=16": "HSDP",
         "model=resnet50": "",
-        "model=resnet50&optimizer=momentum": "SGD",
+        "model=7b&gpu=a100-80&held=blocks": "offloading",
     }.items():
         follow(page, link)
         said = page.locator(".memory-more").inner_text()
@@ -373,6 +404,30 @@ def test_hours_money_and_the_two_shares_of_the_peak(page):
     assert money == pytest.approx(2 * 8 * hours, rel=0.01)
 
 
+def test_the_time_and_the_rate_have_the_range_that_others_measured(page):
+    said = page.locator(".speed-sent p")
+    for link, percents, where in [
+        ("model=7b&gpu=a100-80&gpus=8", (26, 58, 74), "A100"),
+        ("model=gpt2&gpu=rtx4090&gpus=2", (26, 57, 74), "all cards"),
+        ("model=resnet50&gpu=t4&gpus=2&optimizer=momentum&batch=64", (6, 19, 31), "all cards"),
+    ]:
+        follow(page, link, case="")
+        told = said.inner_text().replace(",", "")
+        found = re.search(r"for ([\d.]+) ms in a step \(([\d.]+) to ([\d.]+) at the (.*?)\)", told)
+        usual, fast, slow = map(float, found.groups()[:3])
+        low, middle, high = percents
+        assert (fast * high, slow * low) == pytest.approx((usual * middle,) * 2, rel=0.05)
+        assert found[4] == f"{low} to {high} % of the peak that others measured on {where}"
+        rate = re.search(
+            r"([\d.]+) (?:tokens|samples) per second \((.*) to (.*) with that range", told
+        )
+        rate, least, most = map(float, rate.groups())
+        assert usual / slow <= least / rate * 1.05 < 1 < most / rate <= usual / fast * 1.05
+    for settings in ("time=measured&ms=250", "gpu=own&peak=300"):
+        follow(page, f"model=7b&{settings}", case="")
+        assert "others measured" not in said.inner_text()
+
+
 def test_a_field_that_does_not_agree_with_another_says_so(page):
     for setting, field, said in [
         ("params=1.4B", "params", "vocabulary give 1.56B"),
@@ -428,6 +483,11 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     assert [field.input_value() for field in numbers] == ["84.9", "989", "h100", "420", "h100-80"]
     page.locator("#two-link").select_option("a100")  # another link of the same GPU
     assert [field.input_value() for field in numbers] == ["84.9", "989", "a100", "200", "h100-80"]
+    for machine in ("8", "4"):  # which may have more or fewer of them
+        page.locator("#fit-per").fill(machine)
+        assert page.locator("#fit-gpu").input_value() == "h100-80"
+    page.locator("#fit-peak").fill("989")  # what it is
+    assert page.locator("#fit-gpu").input_value() == "h100-80"
     page.locator("#fit-peak").fill("400")  # the preset holds until one is changed by hand
     assert [field.input_value() for field in numbers] == ["84.9", "400", "a100", "200", "own"]
     page.evaluate("document.querySelectorAll('fieldset details').forEach(d => d.open = false)")
