@@ -39,3 +39,18 @@ def test_the_tables_on_the_page_are_those_of_the_stored_results(monkeypatch, tmp
     assert stored == {path.name: path.read_text() for path in tmp_path.iterdir()}
     page = (ROOT / "book/benchmarks.md").read_text()
     assert [name for name in stored if f"tables/{name}" not in page] == []
+
+
+def test_the_page_opens_with_the_results_of_its_tables():
+    groups = json.loads((ROOT / "benchmarks/results.json").read_text())
+    ratios = {name: [row["ratio"] for row in g["results"]] for name, g in groups.items()}
+    (loop, *_), ranks, (seconds, _, fixing, *_) = (ratios[name] for name in run.GROUPS[:3])
+    wanted = [
+        f"takes {100 * loop - 100:.0f} % longer",
+        f"{seconds:.1f} s,",
+        f"in {fixing:.0f} times",
+    ]
+    wanted += [f"{100 * share:.0f} %" for share in ranks]
+    assert ratios["kills"] == [0]
+    opening = " ".join((ROOT / "book/benchmarks.md").read_text().split("\n\n")[1].split())
+    assert [part for part in [*wanted, "no checkpoint was lost"] if part not in opening] == []
