@@ -134,8 +134,8 @@ def test_damaged_files_and_other_data_sets_are_named(elsewhere, full_size, monke
         (test_images, b"", "is damaged"),
         (test_images, b"\0\0\x08\0\xff", "is damaged"),
         (test_images, digits, "holds something other than Fashion-MNIST's"),
-        (train_images, files[test_images], "holds something else"),
-        (labels, files[labels].replace(b"\x09", b"\x08"), "holds something else"),
+        (train_images, files[test_images], "holds something other"),
+        (labels, files[labels].replace(b"\x09", b"\x08"), "holds something other"),
     ]:
         write(folder, files | {name: raw})
         with pytest.raises(ValueError, match=f"{name} {message}"):
