@@ -127,7 +127,7 @@
 
   function showNone(text, { program, isError, unknown }) {
     const isShort = text.length < SHORT && !text.trim().includes("\n");
-    const said = !program && isSaid(text);
+    const said = program ? "" : saidIn(text);
     if (!program && !isError && !isShort && !said) {
       const symptoms = one("#there-is-no-message-what-do-you-see > h2");
       const link = make("a", "", symptoms.firstChild.textContent);
@@ -140,13 +140,13 @@
     found.replaceChildren(...root(!program && unknown), ...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
     const nothing = phrase(program ? "other" : isError ? "none" : "short", { program });
     if (!said) return nothing;
-    showNearest(text, nothing);
-    return clinic.fails(text) ? nothing : ""; // of words, what is near is said first
+    showNearest(said, nothing, text);
+    return (isError && said !== text) || clinic.fails(said) ? nothing : ""; // of words, what is near is said first
   }
 
   /** What is nearest to what somebody says, above it so; or that there is `nothing`. */
-  async function showNearest(text, nothing) {
-    const hits = await nearestHits(text).catch(() => null);
+  async function showNearest(said, nothing, text) {
+    const hits = await nearestHits(said).catch(() => null);
     if (text !== answered) return;
     if (hits) found.prepend(hits.hasChildNodes() ? hits : make("p", "", phrase("far")));
     says.textContent ||= hits?.hasChildNodes() ? phrase("near") : nothing;

@@ -1,5 +1,5 @@
 "use strict";
-// nearest and is_said of src/torchclinic/errors/asking.py, with the words that errors.questions() gives.
+// nearest, is_said and said_in of src/torchclinic/errors/asking.py, with the words that errors.questions() gives.
 /** Whether a text is what somebody says, and no log. */
 function isSaid(text) {
   text = text.trim();
@@ -10,6 +10,13 @@ function isSaid(text) {
   const least = /[\u4e00-\u9fff]{2}/.test(text) ? 0.5 : 0.7;
   return letters / Math.max(1, text.replace(/\s/g, "").length) > least &&
     (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
+}
+
+/** What somebody says in a text: all of it, or of a post the paragraphs around code and logs. */
+function saidIn(text) {
+  if (isSaid(text)) return text;
+  const told = text.replace(/```[^]*?(?:```|$)/g, "\n\n").split(/\n\s*\n/).filter(isSaid).join("\n").slice(0, 600);
+  return /\b(?:i|my|we|our)\b/.test(told.toLowerCase()) ? told : "";
 }
 
 const nearest = ({ documents, others, silent, denied }) => {

@@ -360,6 +360,32 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
     assert "Nearest" not in explain(given=LOG.encode())[1]
 
 
+POST = """DDP: only one GPU works
+
+I start my script with four GPUs, but {} The others stay at 0 MB.
+
+```
+[2026-01-02 10:00:00] [INFO] rank 0: step 10, loss 0.31, 2.1 it/s
+[2026-01-02 10:00:05] [INFO] rank 0: step 20, loss 0.30, 2.1 it/s
+```
+"""
+
+
+def test_of_a_post_what_somebody_says_around_a_healthy_log_is_heard(explain):
+    said = "two GPUs are no faster than one, every epoch takes as long as before."
+    post = POST.format(said)
+    assert asking.said_in(post).startswith("DDP: only")
+    assert "INFO" not in asking.said_in(post)
+    assert "INFO" not in asking.said_in(post.replace("```", ""))
+    printed = explain(post)[1]
+    assert printed.startswith(telling.NEAREST)
+    log = post.partition("```")[2]
+    assert asking.said_in(log) == ""
+    assert explain(log)[1].strip() == telling.HEALTHY
+    others = post.replace("I start my", "Start the")  # a page that tells of such a case
+    assert asking.said_in(others) == ""
+
+
 def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is_said(explain):
     for said, near in [
         ("training hangs at the end of the epoch", "errors_ranks#uneven-batches"),

@@ -289,8 +289,29 @@ def test_the_script_reads_questions_as_the_package_does(page):
         HARD[0],
         *(q for q, _ in asking._rows("asked")[::9]),
     ]
-    told = page.evaluate("all => all.map(q => [nearest(errorWords).find(q), isSaid(q)])", asked)
-    assert told == [[asking.nearest(text), asking.is_said(text)] for text in asked]
+    asked.append(f"{SAID[0]}\n\nI see this:\n\n```\nepoch 1: loss 0.42\n```\n\nWhat can my net do?")
+    both = "all => all.map(q => [nearest(errorWords).find(q), saidIn(q)])"
+    assert page.evaluate(both, asked) == [[asking.nearest(q), asking.said_in(q)] for q in asked]
+
+
+def test_on_a_phone_the_first_answer_to_a_few_words_is_above_the_keyboard_and_a_tap_opens_it(visit):
+    height = 500  # that a keyboard leaves
+    page = visit(OPENED, viewport={"width": PHONE, "height": height}, has_touch=True)
+    files = page.locator(".choose-files")
+    assert files.is_visible()
+    page.locator("#log").tap()
+    page.keyboard.type("second gpu idle")
+    answer = page.locator("#found .search-hits a").first
+    answer.wait_for()
+    assert not files.is_visible()
+    page.get_by_role("button", name="Clear").tap()
+    files.wait_for()
+    page.keyboard.type("second gpu idle")
+    answer.wait_for()
+    box = answer.bounding_box()
+    assert box["y"] + box["height"] < height
+    page.touchscreen.tap(box["x"] + 50, box["y"] + 5)
+    page.wait_for_url("**#dp-second-gpu-idle")
 
 
 def test_an_example_is_one_button_away(page):

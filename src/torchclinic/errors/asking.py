@@ -39,6 +39,9 @@ SAYS, LINE, LETTERS, CHINESE = 600, 200, 0.7, 0.5  # whose letters are words
 SPEAKS = (
     r"\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}"
 )
+# In a post, somebody speaks of themselves.
+SOMEBODY = r"\b(?:i|my|we|our)\b"
+FENCED = r"```.*?(?:```|\Z)"
 # A place or an address, not cuda:0 and not a time such as 6:40.
 LOGGED = r"(?:^|\n)[\[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})"
 LOGGED += r"|(?:\n[*-] [a-z]{2,12}: .*){3}"  # of changes
@@ -183,6 +186,15 @@ def rarity() -> dict[str, float]:
     """How much a word tells: one that few documents have tells most."""
     held = Counter(word for asked, text in documents().values() for word in {*chain(*asked), *text})
     return {word: math.log(1 + len(documents()) / count) for word, count in held.items()}
+
+
+def said_in(text: str) -> str:
+    """What somebody says in a text: all of it, or of a post the paragraphs around code and logs."""
+    if is_said(text):
+        return text
+    paragraphs = re.split(r"\n\s*\n", re.sub(FENCED, "\n\n", text, flags=re.DOTALL))
+    told = "\n".join(filter(is_said, paragraphs))[:SAYS]
+    return told if re.search(SOMEBODY, told.lower(), re.ASCII) else ""
 
 
 def is_said(text: str) -> bool:

@@ -45,14 +45,18 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     found = find(log) if found is None else found
     if other := not found and other_program(log):
         return "\n\n".join([wrapped(NOT_PYTORCH.format(other)), ASK])
-    if not found and asking.is_said(log):
+    said = "" if found else asking.said_in(log)
+    if said and said == log:
         return _answer(log)
-    root = _root(log, found)
+    root, near = _root(log, found), _near(said)
     kinds = {match.error.kind for match in found}
-    if not root and kinds <= {"follows", "warning"} and kinds != {"warning"}:
+    if not (root or near) and kinds <= {"follows", "warning"} and kinds != {"warning"}:
         root = _last_words(log)
     if not found:
-        return "\n\n".join(filter(None, [UNKNOWN, root, ASK])) if signs(log) else HEALTHY
+        if not near and not signs(log):
+            return HEALTHY
+        parts = [UNKNOWN if signs(log) else "", root, *near, ASK]
+        return "\n\n".join(part for part in parts if part)
     first, *others = found
     error = first.error
     is_echo = KINDS[error.kind] > 0  # of what no entry knows
@@ -74,14 +78,18 @@ def explain(log: str, found: list[Match] | None = None) -> str:
 
 def _answer(said: str) -> str:
     """The entries and sections that are nearest to what somebody says that they see."""
-    near = [wrapped(_brief(address, said), "  ", "    ") for address in asking.nearest(said)]
+    near = _near(said)
     is_message = first_failure(said.split("\n")) is not None
-    head = NEAREST if near else NOT_CLOSE
-    if is_message or (signs(said) and not near):
-        head = f"{UNKNOWN} {head}"
+    unknown = is_message or (signs(said) and not near)
+    head, *below = near or [NOT_CLOSE]
     words = [_last_words(said)] if re.search(OF_A_PROGRAM, said) else []
-    below = ["\n".join(near), NEAREST_MORE] if near else []
-    return "\n\n".join([*words, head, *below, ASK])
+    return "\n\n".join([*words, f"{UNKNOWN} {head}" if unknown else head, *below, ASK])
+
+
+def _near(said: str) -> list[str]:
+    """What is nearest to what somebody says, below its title; nothing, if nothing is."""
+    near = [wrapped(_brief(address, said), "  ", "    ") for address in asking.nearest(said)]
+    return [NEAREST, "\n".join(near), NEAREST_MORE] if near else []
 
 
 def _root(log: str, found: list[Match]) -> str:
@@ -129,7 +137,7 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
     """
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
-    if not found and asking.is_said(log) and (near := asking.nearest(log)):
+    if not found and (near := asking.nearest(asking.said_in(log))):
         more["nearest"] = near
     if root := unknown_root(log, found):
         more["unknown"] = root
