@@ -178,7 +178,7 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     one = "model=llama-8b&gpu=a100-40&gpus=1"
     follow(page, one)
     assert "Here it may fit with " in page.locator(".memory-more").inner_text()
-    backward, offload = "paged 8-bit Adam that steps in the backward pass", "FSDP’s CPU offload"
+    backward, offload = "paged 8-bit Adam in backward", "FSDP’s CPU offload"
     assert cures.all_inner_texts() == ["LoRA", "QLoRA", backward, offload]
     cures.nth(2).click()
     assert "Maybe, on one GPU" in says.inner_text()
