@@ -34,6 +34,12 @@ WEIGHTS = {
 # Not to be read, or drawn
 HIDDEN = re.compile(r"(?s)<(style|script|svg|select|span(?= data-phrase))\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
+# Where a search that finds nothing leads, and a dead link
+ELSEWHERE = {
+    "The chapters and their questions": ("index", "#the-chapters-and-their-questions"),
+    "I have an error": ("book/errors", ""),
+    "Glossary": ("book/glossary", ""),
+}
 # What search.js says, with gaps.
 WORDS = {
     "empty": "Words, a name from the code, or the message of an error. For example:",
@@ -164,7 +170,13 @@ def write_index(app, exception):
     """As a script; the words that search.js puts around what it finds come with it."""
     if exception is None and app.builder.name == "html":
         also = {word: others.split(", ") for word, others in rows(ALSO)}
-        index = {"words": WORDS, "also": also, "pages": list(sections(app))}
+        elsewhere = [
+            [says, app.builder.get_target_uri(page) + anchor]
+            for says, (page, anchor) in ELSEWHERE.items()
+            if page in app.env.found_docs
+        ]
+        index = {"words": WORDS, "also": also, "elsewhere": elsewhere}
+        index["pages"] = list(sections(app))
         text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
         Path(app.outdir, "_static", INDEX).write_text(f"const searchIndex = {text};\n", "utf-8")
 
@@ -173,6 +185,7 @@ def without_sphinx(app):
     """No index of Sphinx's own, which takes longer to make than this one."""
     if app.builder.name == "html":
         app.builder.search = False
+        app.config.html_context["elsewhere"] = ELSEWHERE
         app.config.html_additional_pages |= {"search": "search.html"}
 
 

@@ -78,6 +78,7 @@
   }
 
   const asking = (query, says) => linkTo(`search.html?q=${inAddress(query)}`, says);
+  const elsewhere = () => searchIndex.elsewhere.map(([says, address]) => make("p", "", linkTo(address, says)));
   const examples = () => phrase("examples").split("|").map((query) => make("p", "", asking(query, query)));
 
   function attach(form, most) {
@@ -96,7 +97,7 @@
       const count = hits.length;
       if (box.contains(document.activeElement)) input.focus(); // its hit is about to go
       says.textContent = phrase(!query ? "empty" : !count ? "none" : meant ? "meant" : !whole ? "part" : count > MOST ? "many" : "some", { count, query, meant, most: MOST });
-      advised.replaceChildren(...(!query ? examples() : count && whole ? [] : [advice(query)]));
+      advised.replaceChildren(...(!query ? examples() : count && whole ? [] : [advice(query), ...(count ? [] : elsewhere())]));
       const [best, others] = [hits.slice(0, BEST), hits.slice(BEST)];
       const groups = [...new Set(others.map(groupOf))].map((name) => [name, others.filter((hit) => groupOf(hit) === name)]);
       if (count) groups.unshift(["best", best]);

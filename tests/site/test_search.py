@@ -14,6 +14,12 @@ QUERIES = json.loads(Path(__file__).with_name("queries.json").read_text(encoding
 MAY_MISS = 2
 OPENED = "search.html"
 
+ELSEWHERE = [
+    "index.html#the-chapters-and-their-questions",
+    "book/errors.html",
+    "book/glossary.html",
+]
+
 pytestmark = pytest.mark.slow
 
 
@@ -188,11 +194,19 @@ def test_what_nothing_answers_is_said_and_an_error_is_sent_to_the_clinic(opened)
     assert ask(opened, "zzyzx") == []
     says = ".bd-search-container .search-says"
     assert opened.inner_text(says) == "Nothing has the words “zzyzx”."
-    assert opened.locator(".bd-search-container .search-advice a").count() == 0
+    ways = opened.locator(".bd-search-container .search-advice a")
+    assert [way.get_attribute("href").removeprefix("./") for way in ways.all()] == ELSEWHERE
     assert ask(opened, "ZzyzxError: frobnication failed") != []
     assert opened.inner_text(says).startswith("No section has all of these words;")
     offered = opened.locator(".bd-search-container .search-advice a").get_attribute("href")
     assert offered.endswith("book/errors.html#log")
+
+
+def test_without_a_script_the_page_of_the_search_leads_on_and_has_no_field(visit):
+    page = visit("search.html", java_script_enabled=False)
+    ways = page.locator(".bd-search-container a")
+    assert [way.get_attribute("href") for way in ways.all()] == ELSEWHERE
+    assert not page.locator(".bd-search-container input").is_visible()
 
 
 def test_escape_leads_back_to_the_button_that_opened_the_search(visit):
