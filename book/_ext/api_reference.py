@@ -41,7 +41,8 @@ class Exercises(SphinxDirective):
         self.env.note_reread()  # the cases are in several files
         rows = ["| Chapter | Exercise | Minutes | Ranks |", "| --- | --- | ---: | --- |"]
         chapters = {doc[10:12]: doc for doc in self.env.found_docs if doc.startswith("notebooks/")}
-        for name, known in check.all_exercises().items():
+        in_order = sorted(check.all_exercises().items(), key=lambda item: item[1].chapter)
+        for name, known in in_order:
             ranks = ", ".join(map(str, known.ranks)) if known.ranks != (1,) else ""
             link = f"[{known.chapter}](../{chapters[known.chapter]}.ipynb#exercises)"
             rows.append(f"| {link} | `{name}` | {known.minutes} | {ranks} |")

@@ -82,6 +82,10 @@ def name_folds_and_options(app, page, template, context, doctree):
     if doctree:
         # What stands on a fold is its name, rather than "Toggle hidden content" for all of them.
         body = re.sub(r'<summary aria-label="[^"]*">', "<summary>", context["body"])
+        # A fold that shows the solution hides the solution.
+        shows = r'(<p class="collapsed [\w-]+">Show ([^<:]*).*\n<p class="expanded [\w-]+">)[^<]*'
+        body = re.sub(shows, r"\1Hide \2", body)
+        body = re.sub(r"(?<=: \d\d) (?=min\b)", "&nbsp;", body)
         # A line of text ends before ``--standalone``, not after its hyphens.
         option = r'<span class="pre">(?=-[\w=-]{1,24}</span>)'
         context["body"] = re.sub(option, '<span class="pre option">', body)

@@ -41,9 +41,9 @@ document.addEventListener("DOMContentLoaded", () => {
   // The theme's button that opens the pages under a page has no name; that page's own will do.
   for (const summary of all(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
-  // A long name breaks after a dot, an underscore, a bracket, and before a word's capital.
+  // A long name breaks after a dot, an underscore, a bracket, and before a word's capital, but not in cuDNN.
   for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
-    name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z])(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
+    name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z]{3})(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
   one(".search-button-field")?.removeAttribute("aria-label"); // it shows its keys, too
   for (const home of all(".sidebar-primary-item:has(.navbar-brand)")) Object.assign(home, { role: "navigation", ariaLabel: "Home" });
   // Its name says which theme is on, and is what its tooltip says.

@@ -94,6 +94,19 @@ def test_a_prediction_ends_with_its_answer_folded_and_a_chapters_head_counts_it(
             assert re.findall(r"\d+", told) == [str(len(n)) for n in (predictions, exercises) if n]
 
 
+def test_a_fold_hides_what_it_has_shown(pages):
+    for name, page in pages.items():
+        for fold in page.select("div.cell details.hide > summary"):
+            shows, hides = (said.text for said in fold.select("p"))
+            assert hides == shows.partition(":")[0].replace("Show", "Hide", 1), name
+
+
+def test_the_exercises_that_a_teacher_finds_stand_in_the_order_of_the_chapters(pages):
+    rows = pages["book/for_teachers.html"].select("#which-exercises td:first-child")
+    chapters = [row.text for row in rows]
+    assert chapters == sorted(chapters) != []
+
+
 def test_a_figure_has_its_alternative_text_below_it(pages):
     figures = pages["notebooks/15_resume.html"].select("figure.torchladder-figure")
     assert len(figures) > 3
