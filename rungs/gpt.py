@@ -380,29 +380,47 @@ def find_start(args):
             return f"{path} is a folder, or another file of this run: name a new file"
         beside(path).touch()  # found out now, not after the training
         beside(path).unlink()
-    fixed, file = [*STAYS, "precision", "sequences", "checksum"], args.out / "settings.json"
-    now = {name: getattr(args, name) for name in [*OPTIONS, *fixed, "parallel", "data", "base"]}
+    names = [*OPTIONS, "precision", "sequences", "checksum", "parallel", "data", "base"]
+    now = {name: getattr(args, name) for name in names}
     now = json.loads(json.dumps(now, default=lambda path: str(path.resolve())))
+    if not isinstance(found := compare(args, now), str):  # else the folder stays as it is
+        if holder := hold(args):
+            return f"--out {args.out}: {holder}. Name a new folder, or end it first"
+        found = compare(args, now)  # another start may have come and gone
+    if isinstance(found, str):
+        return found
+    steps, changes = found
+    write(args.out / "settings.json", lambda path: path.write_text(json.dumps(now, indent=1)))
+    if changes:
+        say("; ".join(changes))
+    return steps
+
+
+def compare(args, now):
+    """The steps in --out, newest first, and what is other than it was; or a sentence."""
+    file, lock = args.out / "settings.json", args.out / ".run.lock"
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
+    parts = [] if steps else args.out.glob(f"step-{'[0-9]' * 8}/__*_*.distcp")
+    cut = sorted({f"{part.parent.name} has no .metadata" for part in parts})
     own = (".run.lock", ".settings.json")  # what a start that failed may leave
     foreign = f"--out {args.out} holds no run of this program: name a new folder to begin one"
     if not file.exists() and not all(path.name.endswith(own) for path in args.out.glob("*")):
         return foreign
+    if cut and not lock.exists():  # every run has it
+        way = "Copy it again, with hidden files, or name a new folder"
+        return f"--out {args.out}: {'; '.join(cut)}. {way}"
     try:
         was = json.loads(file.read_text()) if file.exists() else now
         changed = {k: f"{k} was {was[k]}, now {now[k]}" for k in now if was[k] != now[k]}
     except (ValueError, KeyError, TypeError):
         way = "begin the same run in a new folder, end it, and copy its settings.json here"
-        return f"{file} is damaged. Take it from a backup, or: {way}" if steps else foreign
-    changed = changed if steps else {}  # of a start that failed
-    if other := "; ".join(changed[name] for name in fixed if name in changed):
+        return f"{file} is damaged. Take it from a backup, or: {way}" if steps or cut else foreign
+    changed = changed if steps or cut else {}  # of a start that failed
+    fixed = [*STAYS, "precision", "sequences", "checksum"]
+    if other := "; ".join([changed[name] for name in fixed if name in changed]):
+        other = "; ".join([other, *cut])
         return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
-    if holder := hold(args):
-        return f"--out {args.out}: {holder}. Name a new folder, or end it first"
-    write(file, lambda path: path.write_text(json.dumps(now, indent=1)))
-    if changed:
-        say("; ".join(changed.values()))
-    return steps
+    return steps, [*changed.values(), *cut]
 
 
 def sum_of(tensor, first):

@@ -256,6 +256,53 @@ def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_pa
     assert "settings.json is damaged. Take it from a backup, or: begin the same" in done.stderr
 
 
+@pytest.fixture
+def begin(gpt, tokens, tmp_path, monkeypatch):
+    """What `find_start` finds for a run with these options, which then ends."""
+
+    def start(*options):
+        given = ["gpt.py", "--out", tmp_path / "out", "--data", tokens, *SMALL, *options]
+        monkeypatch.setattr(sys, "argv", list(map(str, given)))
+        args, *_ = gpt.parse()
+        args.lock = None
+        found = gpt.find_start(args)
+        if args.lock:
+            args.lock.close()
+        return found
+
+    return start
+
+
+def checkpoint(out, *names):
+    (step := out / "step-00000010").mkdir()
+    for name in names:
+        (step / name).touch()
+
+
+def test_a_copy_without_hidden_files_is_not_begun_again(begin, tmp_path, capsys):
+    begin()
+    checkpoint(tmp_path / "out", "__0_0.distcp")  # killed in the first save
+    assert "seed was 0, now 1; step-00000010 has no .metadata. Go on" in begin("--seed", 1)
+    assert begin() == []
+    assert capsys.readouterr().out == "step-00000010 has no .metadata\n"
+    (tmp_path / "out" / ".run.lock").unlink()
+    for _ in range(2):
+        assert "has no .metadata. Copy it again, with hidden files, or name a new" in begin()
+
+
+def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_path, monkeypatch):
+    def late(args):
+        monkeypatch.setitem(gpt.find_start.__globals__, "hold", hold)
+        assert begin("--seed", 7) == []
+        checkpoint(tmp_path / "out", "__0_0.distcp", ".metadata")
+        return hold(args)
+
+    hold = gpt.hold
+    monkeypatch.setitem(gpt.find_start.__globals__, "hold", late)
+    assert "seed was 7, now 0. Go on as it began" in begin()
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["seed"] == 7
+
+
 def test_what_is_of_no_option_s_type_in_the_settings_is_not_taken(gpt, tmp_path, monkeypatch):
     for text, taken in {"[1]": {}, "5": {}, '{"micro": [1], "lr": 0.1}': {"lr": 0.1}}.items():
         (tmp_path / "settings.json").write_text(text)
