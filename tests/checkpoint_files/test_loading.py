@@ -325,10 +325,56 @@ def test_the_counter_of_averages_is_left_out_in_whatever_wrapper(wrap, tmp_path)
     assert [*report.dropped.values()] == ["AveragedModel's counter"]
 
 
-def test_a_models_own_tensors_can_change_places():
+def through_numpy(tensor):
+    return torch.from_numpy(tensor.detach().numpy())
+
+
+def through_dlpack(tensor):
+    return torch.from_dlpack(tensor.detach().numpy())
+
+
+@pytest.mark.parametrize("by", [torch.Tensor.detach, through_numpy, through_dlpack])
+def test_a_models_own_tensors_can_change_places(by):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    state = model.state_dict()
+    state = {key: by(value) for key, value in model.state_dict().items()}
     swapped = {key: state[f"{1 - int(key[0])}{key[1:]}"] for key in state}
     wanted = deepcopy(swapped)
     load_into(model, swapped)
     assert all(torch.equal(value, wanted[key]) for key, value in model.state_dict().items())
+
+
+class OneMemory(nn.Module):
+    def __init__(self, a, b):
+        super().__init__()
+        self.a, self.b = nn.Parameter(a), nn.Parameter(b)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.Tensor.detach, through_numpy, lambda t: t[:2], lambda t: t[1:, :1], lambda t: t.t()],
+)
+def test_two_parameters_in_one_memory_take_no_numbers_that_differ(other, tmp_path):
+    numbers = torch.zeros(3, 3)
+    model = OneMemory(numbers, other(numbers))
+    wanted = torch.arange(9.0).view(3, 3)
+    state = {"a": wanted, "b": other(wanted) + 1}
+    with pytest.raises(CheckpointError, match="'a' and 'b' differ, and OneMemory ties them"):
+        load_into(model, state)
+    assert torch.equal(model.a, torch.zeros(3, 3))
+    with pytest.raises(CheckpointError, match="OneMemory ties them"):
+        fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt", model=model)
+    load_into(model, state | {"b": other(wanted).clone()})
+    assert torch.equal(model.a, wanted)
+
+
+def test_halves_of_one_memory_take_numbers_of_their_own_and_a_row_again_and_again_does_not():
+    both = torch.zeros(3, 4)
+    halves = {"a": torch.ones(3, 2), "b": torch.full((3, 2), 2.0)}
+    model = OneMemory(both[:, :2], both[:, 2:])
+    load_into(model, halves)
+    assert all(torch.equal(value, halves[key]) for key, value in model.state_dict().items())
+    model = OneMemory(torch.zeros(5).as_strided((3, 3), (1, 1)), torch.zeros(1))
+    with pytest.raises(
+        CheckpointError, match=r"'a' has numbers that differ .* shows one number twice"
+    ):
+        load_into(model, {"a": torch.arange(9.0).view(3, 3), "b": torch.ones(1)})

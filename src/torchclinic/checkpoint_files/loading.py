@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from torchclinic.checkpoint_files import foreign
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
-from torchclinic.checkpoint_files.pickles import Noted, storage_id
+from torchclinic.checkpoint_files.memory import bits, clash, in_memory_of, is_plain, ties
+from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
 from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, not_taken, split, tensors_in
@@ -226,12 +227,8 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
 
 def _copies(values: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Tensor]:
     """Of tensors that lie in the model's own memory: what is written there would change them."""
-    mine = {storage_id(value) for value in ours.values() if _is_plain(value)}
-    return {k: v.clone() for k, v in values.items() if _is_plain(v) and storage_id(v) in mine}
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided
+    mine, theirs = ({k: v for k, v in d.items() if is_plain(v)} for d in (ours, values))
+    return {key: values[key].clone() for key in in_memory_of(mine, theirs)}
 
 
 def _try_copies(where: Any, pairs: dict[str, tuple]) -> None:
@@ -275,29 +272,37 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
     CheckpointError
         If they differ: the model can take only one of them.
     """
-    state, tied = model.state_dict(keep_vars=True), {}
+    state = model.state_dict(keep_vars=True)
     found = match(values, state)
     missing = {*found.missing_keys}
-    for name in [name for name, value in state.items() if isinstance(value, Tensor)]:
-        tied.setdefault(id(state[name]), []).append(name)
-    for names in tied.values():
+
+    def refuse(homes: list[str]) -> None:
+        differ, of = some(map(repr, homes), between=" and "), type(model).__name__
+        if len(homes) == 1:
+            raise CheckpointError(
+                f"{where}: {differ} has numbers that differ where that of {of} shows one number "
+                "twice. Give a model with its clone()."
+            )
+        raise CheckpointError(
+            f"{where}: {differ} differ, and {of} ties them. Give a model with a tensor for each."
+        )
+
+    for names in ties(state):
         homes = [found.names[name] for name in names if name in found.names]
         if len(names) < 2 or not homes:
             continue
-        first, *others = [(values[home].dtype, _bits(values[home])) for home in homes]
-        if not all(first[0] == dtype and torch.equal(first[1], bits) for dtype, bits in others):
-            raise CheckpointError(
-                f"{where}: {some(map(repr, homes), between=' and ')} differ, and "
-                f"{type(model).__name__} ties them. Give a model with a tensor for each."
-            )
+        first, *others = [(values[home].dtype, bits(values[home])) for home in homes]
+        if not all(first[0] == dtype and torch.equal(first[1], same) for dtype, same in others):
+            refuse(homes)
         values |= dict.fromkeys(homes, values[homes[0]])
         found.names |= {name: homes[0] for name in names if name in missing}
+    pairs = {name: (state[name], values[old]) for name, old in found.names.items()}
+    pairs = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair))}
+    mine, theirs = ({name: pair[i] for name, pair in pairs.items()} for i in range(2))
+    if names := clash(mine, theirs):
+        refuse([found.names[name] for name in pairs if name in names])
     found.missing_keys = [key for key in found.missing_keys if key not in found.names]
     return found
-
-
-def _bits(value: Tensor) -> Tensor:
-    return value.cpu().resolve_conj().resolve_neg().flatten().unsqueeze(-1).view(torch.uint8)
 
 
 def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:

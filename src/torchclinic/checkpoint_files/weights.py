@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchclinic.checkpoint_files.foreign import WAYS, filled, why_unread
 from torchclinic.checkpoint_files.keys import strip_leading_wrappers
+from torchclinic.checkpoint_files.memory import ties
 from torchclinic.checkpoint_files.pickles import (
     BRANCHES,
     FREE,
@@ -319,18 +320,6 @@ def _is_beyond_reading(name: Any, value: Any) -> bool:
     """Whether an attribute of a module's may do to its state dict what only its code can tell."""
     hooks = name in HOOKS and isinstance(value, dict) and value
     return bool(hooks) or (isinstance(value, StandIn) and value.name == "torch.ScriptObject")
-
-
-def ties(values: Mapping[str, Any]) -> list[list[str]]:
-    """The keys of each tensor; those that show the same numbers in the same way are one."""
-    names: dict[object, list[str]] = {}
-    for key, value in values.items():
-        if isinstance(value, Tensor):
-            view = value.storage_offset(), value.shape, value.stride(), value.dtype
-            view += value.is_conj(), value.is_neg()
-            place = (storage_id(value), *view) if value.numel() else key
-            names.setdefault(place, []).append(key)
-    return list(names.values())
 
 
 def _shown(values: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[int, int]:
