@@ -260,7 +260,7 @@ def test_what_others_report_to_have_run_is_not_denied_and_what_ran_out_is_not_pr
         follow(page, link)
         found = verdict.get_attribute("data-verdict")
         promised = found == "fits"
-        # Unsloth keeps checkpoints in the host's memory; else a change is named that makes it possible.
+        # Unsloth keeps checkpoints in the host's memory: there a change must be named that helps.
         possible = found != "not" or ("unsloth" in thread and cures.count() > 0)
         assert possible if link in WORKED else not promised, thread
 
