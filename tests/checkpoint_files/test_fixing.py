@@ -1,10 +1,12 @@
 """Fixing writes a plain state dict, or nothing."""
 
+import argparse
 import contextlib
 import io
 import json
 import os
 import re
+from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
@@ -296,6 +298,25 @@ def test_extra_state_is_kept(tmp_path):
     assert model.seen == 7
     with pytest.raises(CheckpointError, match="'_extra_state' is dict of 1"):
         fix_checkpoint(path, tmp_path / "y.safetensors")
+
+
+def test_containers_in_extra_state_are_of_pythons_and_torchs_own_kinds(tmp_path):
+    inner = nn.BatchNorm1d(2).state_dict()
+    seen = {"steps": OrderedDict(a=3), "shape": torch.Size([2, 3]), "inner": inner}
+    path = saved(tmp_path, {"module.w": torch.ones(2), "module._extra_state": seen})
+    assert "made plain" not in repr(fix_checkpoint(path, tmp_path / "y.pt"))
+    found = torch.load(tmp_path / "y.pt", weights_only=True)["_extra_state"]
+    assert [type(value) for value in found.values()] == [OrderedDict, torch.Size, OrderedDict]
+    assert repr(found) == repr(seen)
+    assert found["inner"]._metadata == inner._metadata
+    seen["counts"] = defaultdict(int, cats=3)
+    path = saved(tmp_path, {"w": torch.ones(2), "_extra_state": seen})
+    assert "made plain  what was a defaultdict" in repr(fix_checkpoint(path, tmp_path / "y.pt"))
+    found = torch.load(tmp_path / "y.pt", weights_only=True)["_extra_state"]
+    assert found["counts"] == {"cats": 3}
+    inner._metadata["args"] = argparse.Namespace()
+    path = saved(tmp_path, {"w": torch.ones(2), "_extra_state": inner})
+    assert [*fix_checkpoint(path, tmp_path / "y.pt").dropped] == ["_extra_state"]
 
 
 def test_a_tensor_in_extra_state_is_checked_and_written_like_any(tmp_path):

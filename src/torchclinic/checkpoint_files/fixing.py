@@ -23,7 +23,7 @@ from torchclinic.checkpoint_files.keys import (
     renamed_versions,
 )
 from torchclinic.checkpoint_files.loading import match_model, misfit
-from torchclinic.checkpoint_files.pickles import storage_id
+from torchclinic.checkpoint_files.pickles import storage_id, walk
 from torchclinic.checkpoint_files.reading import (
     TIES,
     Checkpoint,
@@ -135,7 +135,11 @@ def fix_checkpoint(
     versions = getattr(state, "_metadata", None) or {}
     versions = renamed_versions(versions, {old: new for new, old in names.items()})
     _write(checkpoint, values, target, versions)
-    done.text = lines(file=f"{src} -> {target}", **_rows(done, checkpoint, target, where, devices))
+    rows = _rows(done, checkpoint, target, where, devices)
+    extra = [thing for value in values.values() for _, thing in walk(value)]
+    if "collections.defaultdict" in checkpoint.imports and any(type(e) is dict for e in extra):
+        rows["made_plain"] = "what was a defaultdict in extra state is a dict, without a default"
+    done.text = lines(file=f"{src} -> {target}", **rows)
     return done
 
 

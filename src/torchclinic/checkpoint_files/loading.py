@@ -1,6 +1,6 @@
 """Load a checkpoint of any rung into a model of any rung, and say what happened."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torchclinic.checkpoint_files import foreign
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
 from torchclinic.checkpoint_files.memory import bits, clash, in_memory_of, is_plain, ties
-from torchclinic.checkpoint_files.pickles import Noted
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
 from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, not_taken, split, tensors_in
@@ -169,12 +168,12 @@ def _load(
     """
     _try_copies(where, {key: (ours[key], values[old]) for key, old in found.names.items()})
     values = values | _copies({old: values[old] for old in found.names.values()}, ours)
-    given = Noted((new, values[old]) for old, new in found.renamed.items())
+    given = OrderedDict((new, values[old]) for old, new in found.renamed.items())
     given.update((new, values[old]) for new, old in found.names.items())  # tied ones, too
     if not strict:
-        given = Noted(i for i in given.items() if i[0] not in found.mismatched_shapes)
+        given = OrderedDict(i for i in given.items() if i[0] not in found.mismatched_shapes)
     if versions is not None:
-        given._metadata = renamed_versions(versions, found.renamed)
+        given.__dict__["_metadata"] = renamed_versions(versions, found.renamed)
     may_refuse = bool(found.problems()) and (strict or not found.names)
     with _as_it_was(where, model, ours, may_refuse or any(map(_runs_code, model.modules()))):
         own_method = type(model).load_state_dict is not nn.Module.load_state_dict

@@ -8,6 +8,7 @@ wherever anything else would be imported, called or built. It imports nothing th
 import math
 import pickle
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -96,7 +97,7 @@ def walk(tree: Any) -> Iterator[tuple[str, Any]]:
             opened.add(id(value))  # a file may hold a list that holds itself
             inside: Iterable[tuple[Any, Any]] = enumerate(value)
             if isinstance(value, dict):  # its keys may be stand-ins
-                inside = [*value.items(), *inside]
+                inside = [*value.items(), *inside, *getattr(value, "__dict__", {}).items()]
             if isinstance(value, StandIn):
                 inside = [*inside, ("state", value.state), ("args", value.args)]
             found = [(k, v) for k, v in inside if isinstance(v, kinds)]
@@ -112,12 +113,6 @@ def _key(key: Any) -> Any:
     """What stands for a key: others than these may be made to take for ever to look up."""
     is_plain = isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 64)
     return key if is_plain else StandIn(type(key).__name__)
-
-
-class Noted(dict):
-    """An OrderedDict of a file's: a state dict has notes on the versions of the modules."""
-
-    _metadata: Any = None
 
 
 def _dict(pairs: Iterable = (), kind: type[dict] = dict) -> dict:
@@ -164,13 +159,13 @@ def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata
 
 # Called for real: they are in nearly every file, and do nothing but build.
 CALLED = {
-    "collections.OrderedDict": lambda pairs=(): _dict(pairs, Noted),
+    "collections.OrderedDict": lambda pairs=(): _dict(pairs, OrderedDict),
     "builtins.dict": _dict,
     "collections.defaultdict": lambda *factory: {},
     "builtins.list": list,
     "builtins.set": _set,
     "builtins.complex": complex,
-    "torch.Size": tuple,
+    "torch.Size": torch.Size,
     "torch.device": torch.device,
     "_codecs.encode": lambda text, encoding: text.encode("latin1"),  # how bytes are pickled
     "torch._utils._rebuild_tensor": _tensor,
@@ -247,9 +242,10 @@ class _InertUnpickler(pickle._Unpickler):
         state = self.stack.pop()
         if isinstance(self.stack[-1], StandIn):
             self.stack[-1].state = state
-        elif isinstance(self.stack[-1], Noted) and isinstance(state, dict):
-            notes = state.get("_metadata")
-            self.stack[-1]._metadata = notes if isinstance(notes, dict) else None
+        elif isinstance(self.stack[-1], OrderedDict) and isinstance(state, dict):
+            notes = state.get("_metadata")  # of a state dict, on the versions of the modules
+            if isinstance(notes, dict):
+                self.stack[-1].__dict__["_metadata"] = notes
 
     def load_bytearray8(self) -> None:
         self.load_binbytes8()  # pickle's own step fills as much memory as the file claims
