@@ -32,6 +32,16 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 
+
+def watch(torchrun):
+    """End this rank with torchrun, also while it imports or waits for the others."""
+    while os.getppid() == torchrun:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:
+    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what follows takes seconds: no traceback of it
 import numpy as np
@@ -631,8 +641,7 @@ def train_model(args, model, called, optimizer, scaler, start, progress, data, h
             optimizer.zero_grad()
             if profiler:
                 profiler.step()
-            gone = args.torchrun not in (None, os.getppid())  # nobody would end this rank
-            stop = torch.tensor(len(told) + gone)
+            stop = torch.tensor(len(told))
             dist.all_reduce(stop, dist.ReduceOp.MAX)  # all ranks stop after one step, or none
             line = step % args.log_every == 0 or step == args.steps
             save = stop or step % args.save_every == 0 or step == args.steps
@@ -668,8 +677,7 @@ def train_model(args, model, called, optimizer, scaler, start, progress, data, h
                 saving = dcp.async_save(state, checkpoint_id=folder, process_group=background)
             if stop:
                 saving.result()
-                why = "stopped by a signal" if told else "torchrun is gone, or a rank was stopped"
-                leave(f"{why}: saved after step {step}; the same command goes on.")
+                leave(f"stopped by a signal: saved after step {step}; the same command goes on.")
     if saving:
         saving.result()
 
@@ -765,7 +773,6 @@ def parse():
     parser.set_defaults(**shape)
     args = parser.parse_args()
     args.weights, args.shape, args.kv_heads = base, shape, args.kv_heads or args.heads
-    args.torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     return args, *read_and_check(args)
 
 

@@ -504,6 +504,21 @@ def test_ranks_whose_torchrun_is_ended_save_and_end(tokens, tmp_path, number):
     assert list(tmp_path.glob("step-*/.metadata"))
 
 
+def test_a_rank_whose_torchrun_is_killed_while_it_imports_ends(tmp_path):
+    late = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    (tmp_path / "numpy.py").write_text(late)  # the first import that takes long
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "TORCHELASTIC_RUN_ID": "here"}
+    command = ["bash", "-c", f"'{sys.executable}' '{PROGRAM}' --out x & wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, cwd=tmp_path) as torchrun:
+        rank = int(torchrun.stdout.readline())
+        try:
+            torchrun.kill()
+            torchrun.communicate(timeout=15)  # until the rank has closed it
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("nohup", [False, True])
 def test_a_terminal_that_is_closed_saves_first_and_nohup_trains_on(tokens, tmp_path, nohup):
     options = ["--out", tmp_path, "--data", tokens, *SMALL, "--steps", 10**6]
