@@ -617,10 +617,11 @@ def profiler_of(args):
 
 def train_model(args, model, called, optimizer, scaler, start, progress, data, held_out):
     (needs, computes), peak = flops_of(args, model), args.peak * 1e12 or measure_peak(args)
-    told, background = [], dist.new_group(backend="gloo")  # for saving, while the ranks train
+    told, usual = [], {}
+    background = dist.new_group(backend="gloo")  # for saving, while the ranks train
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda *_: told.append(True))
+            usual[number] = signal.signal(number, lambda *_: told.append(True))
     if args.rank == 0:
         cut_log(args, start)
         count = sum(p.numel() for p in model.parameters())
@@ -680,6 +681,8 @@ def train_model(args, model, called, optimizer, scaler, start, progress, data, h
                 leave(f"stopped by a signal: saved after step {step}; the same command goes on.")
     if saving:
         saving.result()
+    for number, handler in usual.items():  # what comes now can be done again
+        signal.signal(number, handler)
 
 
 # --- what comes out -----------------------------------------------------------------------------

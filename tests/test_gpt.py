@@ -185,6 +185,20 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
     assert len((out / "log.jsonl").read_text().splitlines()) == 10
 
 
+def test_signals_end_the_drawing(tokens, tmp_path):
+    numbers, seen = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), []
+    usual, multinomial = [signal.getsignal(number) for number in numbers], torch.multinomial
+
+    def look(*given, **options):
+        seen.append([signal.getsignal(number) for number in numbers])
+        return multinomial(*given, **options)
+
+    with mock.patch("torch.multinomial", look):
+        run(tmp_path, tokens, "--steps", 1)
+    usual[1] = signal.SIG_DFL if usual[1] == signal.default_int_handler else usual[1]
+    assert seen[0] == usual
+
+
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
     base = whole / "weights.safetensors"
     cases = [
