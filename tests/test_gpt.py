@@ -376,12 +376,12 @@ def test_every_rank_sees_an_id_that_is_too_high_in_the_share_of_one(gpt):
 def test_a_base_of_the_same_shape_is_known_by_its_numbers(gpt, tokens, tmp_path):
     usual = {name: default for name, (default, _) in gpt.OPTIONS.items()} | {"kv_heads": 4}
     usual |= {"shape": {}, "base": tmp_path / "base", "data": tokens, "context": 16}
-    sums = set()
-    for other in (0, 1):
-        usual["base"].write_bytes(bytes(50_000) + bytes([other] * 1000) + bytes(50_000))
+    sums, high = set(), [0, 0, 0, 1] * 250  # the last byte of each number
+    for other in (bytes(1000), bytes([1] * 1000), bytes(high)):
+        usual["base"].write_bytes(bytes(50_000) + other + bytes(40_000))
         gpt.read_and_check(args := SimpleNamespace(**usual))
         sums.add(args.checksum)
-    assert len(sums) == 2
+    assert len(sums) == 3
 
 
 def test_a_full_disk_is_said_with_the_folder(gpt, tmp_path, monkeypatch):
