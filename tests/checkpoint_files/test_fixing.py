@@ -31,11 +31,13 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
     (tmp_path / "link.pt").symlink_to(path)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "kept.pt").touch(0o444)
+    (tmp_path / "train.py").write_text("print(1)")
     for name, message in {
         path: "is the source",
         "link.pt": "is the source",
         ".": "ends in .pt or .safetensors",
-        "x.onnx": "ends in .pt or .safetensors",
+        "x.ONNX": "ends in .pt or .safetensors",
+        "train.py": "is no checkpoint",
         "pipe": "could not be written",
         "no/y.pt": "could not be written",
         "no/../x.pt": "could not be written",
@@ -44,7 +46,12 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
         with pytest.raises(CheckpointError, match=message):
             fix_checkpoint(path, tmp_path / name)
     assert path.read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["kept.pt", "link.pt", "pipe", "x.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["kept.pt", "link.pt", "pipe", "train.py", "x.pt"]
+    assert (tmp_path / "train.py").read_text() == "print(1)"
+    for name in ["weights", "weights", "x.SAFETENSORS"]:  # a checkpoint may be replaced
+        fix_checkpoint(path, tmp_path / name)
+    with safe_open(tmp_path / "x.SAFETENSORS", framework="pt") as file:
+        assert file.keys()
 
 
 def test_with_a_model_the_file_gets_its_keys(tmp_path):

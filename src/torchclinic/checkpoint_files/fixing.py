@@ -25,6 +25,7 @@ from torchclinic.checkpoint_files.keys import (
 from torchclinic.checkpoint_files.loading import match_model, misfit
 from torchclinic.checkpoint_files.pickles import storage_id, walk
 from torchclinic.checkpoint_files.reading import (
+    ENDINGS,
     TIES,
     Checkpoint,
     CheckpointError,
@@ -97,12 +98,21 @@ def fix_checkpoint(
     (['weight', 'bias'], {'epoch': '3'})
     """
     target, checkpoint = Path(dst), open_checkpoint(src)
-    if target.is_dir() or target.suffix in OTHER_FORMATS:
+    if target.is_dir() or target.suffix.lower() in OTHER_FORMATS:
         raise CheckpointError(f"{target}: name a file to write that ends in .pt or .safetensors.")
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise CheckpointError(f"{target} is write-protected: name another file, or chmod +w it.")
+    is_named_so = target.name.lower().endswith(ENDINGS)
+    if not is_named_so and target.is_file() and target.stat().st_size:
+        try:
+            open_checkpoint(target)
+        except CheckpointError:
+            raise CheckpointError(
+                f"{target} is there, and is no checkpoint: name a file that ends in .pt or "
+                ".safetensors, or move that one away."
+            ) from None
     shard = part_note(checkpoint.path) if SHARD.search(checkpoint.path.name) else ""
     if shard and model is None:
         raise CheckpointError(f"{checkpoint.path}: {shard} Nothing was written.")
@@ -177,7 +187,7 @@ def _rows(
     done: Report, source: Checkpoint, target: Path, where: str, devices: Mapping[str, int]
 ) -> dict[str, Any]:
     """The rows of the report."""
-    kind = "safetensors" if target.suffix == ".safetensors" else "torch"
+    kind = "safetensors" if _is_safetensors(target) else "torch"
     at = f", from {where!r}" if where else ""
     renamed = {old: new for new, old in done.names.items() if old != new}
     tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
@@ -208,12 +218,12 @@ def _write(
     """Write all of the file, or leave what was there."""
     try:
         with atomic_file(target) as temporary:
-            if target.suffix == ".safetensors":
+            if _is_safetensors(target):
                 _write_safetensors(values, temporary)
             else:
                 _write_torch(values, temporary, versions)
     except CheckpointError as error:
-        advice = " Write a .pt file." * (target.suffix == ".safetensors")
+        advice = " Write a .pt file." * _is_safetensors(target)
         raise CheckpointError(f"{checkpoint.path}: {error}{advice}") from None
     except Exception as error:  # of the disk, of torch, of safetensors
         needed = in_bytes(sum(tensor.nbytes for tensor in weights.tensors_in(values).values()))
@@ -221,6 +231,10 @@ def _write(
             f"{target}: could not be written ({error}). Nothing was changed. Is the folder there, "
             f"and {needed} of space in it?"
         ) from error
+
+
+def _is_safetensors(target: Path) -> bool:
+    return target.suffix.lower() == ".safetensors"
 
 
 def _write_torch(values: Mapping[str, Any], path: Path, versions: dict[str, dict]) -> None:
