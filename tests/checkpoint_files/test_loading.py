@@ -82,6 +82,35 @@ def test_what_is_rounded_to_the_models_dtype_is_told():
     assert "converted   2 tensors from float64 to float32" in repr(done)
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype", "count"),
+    [
+        (1 + 2j, "float32", 1),
+        (300, "int8", 1),
+        (1.7, "int64", 1),
+        (float("nan"), "int32", 1),
+        (1e6, "float16", 1),
+        (0.1, "bfloat16", 0),
+        (300, "float16", 0),
+        (1 + 0j, "float32", 0),
+        (float("inf"), "float16", 0),
+    ],
+)
+def test_numbers_that_a_dtype_changes_more_than_by_rounding_are_named(number, dtype, count):
+    model = nn.Module()
+    model.register_buffer("w", torch.zeros(3, dtype=getattr(torch, dtype)))
+    report = load_into(model, {"w": torch.tensor([1, number, 1])})
+    assert report.changed == ({"w": 1} if count else {})
+    row = "changed     numbers that are not only rounded in 1 of 1 tensors: w (1)"
+    assert (row in repr(report)) == bool(count)
+
+
+def test_a_nested_tensor_is_no_tensor_of_a_models():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(2)])
+    with pytest.raises(CheckpointError, match=r"'weight' is a nested tensor.*to_padded_tensor"):
+        load_into(nn.Linear(2, 2), {"weight": nested, "bias": torch.ones(2)})
+
+
 def test_a_model_with_extra_state_loads_its_own_state_dict(tmp_path):
     path = saved(tmp_path, DataParallel(Counting(7)).state_dict())
     for source in (path, Counting(7).state_dict()):

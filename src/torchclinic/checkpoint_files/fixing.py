@@ -201,7 +201,7 @@ def _rows(
             if device != "cpu"
         ],
         "converted": [f"{n} tensors from {dtypes}" for dtypes, n in done.converted.items()],
-        "not_finite": weights.not_finite_note(done.not_finite, sum(devices.values())),
+        "not_finite": weights.count_note(done.not_finite, sum(devices.values())),
         "cloned": some(done.cloned),
         "tied": some(" = ".join(names) for names in done.tied),
         "left_out": [

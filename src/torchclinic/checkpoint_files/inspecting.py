@@ -166,7 +166,7 @@ def _text(
     ]
     finite = "not read: verify=True (--verify) looks for NaN and inf"
     if found.not_finite is not None:
-        finite = weights.not_finite_note(found.not_finite, len(every))
+        finite = weights.count_note(found.not_finite, len(every))
     total = f"{len(keys):,} tensors, {found.parameters:,} numbers, "
     total += in_bytes(sum(keys[names[0]].nbytes for names in weights.ties(keys)))
     if found.devices:

@@ -15,7 +15,15 @@ from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_
 from torchclinic.checkpoint_files.memory import bits, clash, in_memory_of, is_plain, ties
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
-from torchclinic.checkpoint_files.weights import EXTRA_STATE, choose, not_taken, split, tensors_in
+from torchclinic.checkpoint_files.weights import (
+    EXTRA_STATE,
+    changed,
+    choose,
+    count_note,
+    not_taken,
+    split,
+    tensors_in,
+)
 from torchclinic.modules import unwrapped
 
 FITS = "load_into(..., strict=False) loads what fits."
@@ -58,7 +66,8 @@ def load_into(
         Its attributes: ``names``, from the model's keys to those they were loaded from; with
         ``strict=False``, ``missing_keys``, ``unexpected_keys`` and ``mismatched_shapes``, as
         PyTorch has them; ``converted``: of how many tensors the dtype is the model's and not the
-        source's, by "float64 to float32" and the like.
+        source's, by "float64 to float32" and the like; ``changed``: how many numbers the model's
+        dtype changed by more than rounding (to infinity, say), by key.
 
     Raises
     ------
@@ -130,7 +139,12 @@ def _report(
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
     kinds = Counter(f"{a.dtype} to {b.dtype}" for a, b in both if a.dtype != b.dtype)
     kinds = {kind.replace("torch.", ""): n for kind, n in kinds.items()}
-    done = Report(**vars(found), converted=kinds)
+    done = Report(**vars(found), converted=kinds, changed={})
+    for key, old in found.names.items():
+        new, mine = values[old], ours.get(key)
+        differ = is_plain(new) and is_plain(mine) and new.dtype != mine.dtype
+        if differ and (count := changed(new, mine.dtype)):
+            done.changed[key] = count
     renamed = sum(key != old for key, old in found.names.items())
     rest = [
         f"{n:.80}: {way_out or f'weights too; key={literal(n, 300)} takes them'}"
@@ -140,6 +154,7 @@ def _report(
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
+        changed=count_note(done.changed, len(both), "numbers that are not only rounded"),
         made=[f"by the model's own code, {counted(made)}"] * bool(made),
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),

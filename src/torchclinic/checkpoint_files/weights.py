@@ -249,6 +249,11 @@ def split(
     """
     kept = {}
     for key, value in weights.items():
+        if getattr(value, "is_nested", False):
+            raise CheckpointError(
+                f"{path}: {key!r} is a nested tensor, which no model's can be copied from. Give "
+                "its to_padded_tensor(0), or its parts."
+            )
         if is_unread_tensor(value):
             raise CheckpointError(f"{path}: {key!r} {why_unread(value, Path(path), at)}")
         odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
@@ -394,11 +399,29 @@ def _count_not_finite(value: Tensor) -> int:
     if not (value.is_floating_point() or value.is_complex()):
         return 0
     with suppress(NotImplementedError):  # float4, which has neither
-        parts = _chunks(value)
-        if value.itemsize == 1:  # float8, of which PyTorch 2.10 cannot say it
-            parts = (part.float() for part in parts)
-        return sum(part.numel() - int(part.isfinite().sum()) for part in parts)
+        return sum(part.numel() - int(_is_finite(part).sum()) for part in _chunks(value))
     return 0
+
+
+def changed(old: Tensor, new: torch.dtype) -> int:
+    """How many numbers `new` changes by more than rounding."""
+    parts, count = _chunks(old.detach()), 0
+    with suppress(NotImplementedError):  # of float4, nothing is known
+        for part in parts:
+            there = part.to(new)
+            if new.is_floating_point or new.is_complex:
+                same = _is_finite(there) == _is_finite(part)
+                if part.is_complex() and not new.is_complex:
+                    same &= part.imag == 0
+            else:
+                same = there.to(part.dtype) == part
+            count += part.numel() - int(same.sum())
+    return count
+
+
+def _is_finite(part: Tensor) -> Tensor:
+    # Of float8, PyTorch 2.10 cannot say it.
+    return (part.float() if part.itemsize == 1 else part).isfinite()
 
 
 def _chunks(value: Tensor) -> Iterator[Tensor]:
@@ -423,10 +446,10 @@ def refuse_endless(values: Mapping[str, Any], dtype: torch.dtype | None = None) 
         )
 
 
-def not_finite_note(counts: Mapping[str, int], tensors: int) -> str:
-    """The report's line on them, of so many tensors: nothing, if all numbers are finite."""
+def count_note(counts: Mapping[str, int], tensors: int, what: str = "NaN or inf") -> str:
+    """The report's line on numbers, of so many tensors, that are odd: nothing, if none is."""
     names = some(f"{key} ({count:,})" for key, count in counts.items())
-    return f"NaN or inf in {len(counts)} of {tensors} tensors: {names}" if counts else ""
+    return f"{what} in {len(counts)} of {tensors} tensors: {names}" if counts else ""
 
 
 def kind_of(tensor: Tensor) -> str:
