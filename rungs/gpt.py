@@ -92,6 +92,7 @@ SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the
 LIMITS = {"seed": (0, 2**31), "lora": (0, 10**6), "dropout": (0, 0.999), "decay": (0, 1000)}
 LIMITS |= {"vocabulary": (0, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
 LIMITS |= {"layers": (1, 10**4), "width": (1, 10**6)}
+MALFORMED = ValueError, KeyError, TypeError, RecursionError  # of JSON that is not as we wrote it
 HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
 BEAT = 10  # seconds between two signs of life in it
 
@@ -382,12 +383,14 @@ def live(lock):
 
 def find_start(args):
     """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
-    others = [args.out / name for name in ("settings.json", "log.jsonl", ".run.lock")]
-    others = [path.resolve() for path in (args.data, args.base, *others) if path]
     if path := args.export:
+        free = not path.exists() or read_base(path)[1]
+        below = args.out.resolve() in path.resolve().parents[1:]  # such as in a checkpoint
+        itself = args.base and path.resolve() == args.base.resolve()
+        if path.suffix != ".safetensors" or not free or below or itself:
+            way = "that is new or that --export wrote: not --base, nor one in a folder of --out"
+            return f"--export {path}: name a .safetensors file {way}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or path.resolve() in others:
-            return f"{path} is a folder, or another file of this run: name a new file"
         beside(path).touch()  # found out now, not after the training
         beside(path).unlink()
     names = [*OPTIONS, "precision", "sequences", "checksum", "parallel", "data", "base"]
@@ -422,7 +425,7 @@ def compare(args, now):
     try:
         was = json.loads(file.read_text()) if file.exists() else now
         changed = {k: f"{k} was {was[k]}, now {now[k]}" for k in now if was[k] != now[k]}
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         way = "begin the same run in a new folder, end it, and copy its settings.json here"
         return f"{file} is damaged. Take it from a backup, or: {way}" if steps or cut else foreign
     changed = changed if steps or cut else {}  # of a start that failed
@@ -772,7 +775,9 @@ def parse():
     can_be = {"parallel": ["none"] if usual == "none" else rungs[1:], "precision": [*DTYPES]}
     was = {name: value for name, value in was.items() if value in can_be.get(name, [value])}
     parser.set_defaults(**was)  # what is not given stays as it was
-    base, shape = read_base(parser.parse_known_args()[0].base)
+    base, shape = read_base(path := parser.parse_known_args()[0].base)
+    if path and not shape:
+        leave(f"--base {path}: there are no weights that --export of this program wrote")
     parser.set_defaults(**shape)
     args = parser.parse_args()
     args.weights, args.shape, args.kv_heads = base, shape, args.kv_heads or args.heads
@@ -783,20 +788,21 @@ def settings_of(out):
     """The options that a run began with, those of their types."""
     usual = {name: default for name, (default, _) in OPTIONS.items()}
     usual |= dict.fromkeys(["parallel", "precision", "data", "base"], "")
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # find_start says so
+    with contextlib.suppress(OSError, AttributeError, *MALFORMED):  # find_start says so
         was = json.loads((out / "settings.json").read_text())
         return {name: was[name] for name in usual if type(was.get(name)) is type(usual[name])}
     return {}
 
 
 def read_base(path):
-    """The file of weights, and the options that gave them their shapes."""
-    if path is None:
-        return None, {}
-    with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
-        base = safe_open(path, "pt")
-        return base, {name: json.loads(base.metadata()[name]) for name in SHAPE}
-    leave(f"--base {path}: there are no weights that --export of this program wrote")
+    """A file that --export wrote, and the options that gave its weights their shapes; or none."""
+    with contextlib.suppress(OSError, SafetensorError, *MALFORMED):
+        if path and path.is_file():  # a pipe would wait
+            base = safe_open(path, "pt")
+            shape = {name: json.loads(base.metadata()[name]) for name in SHAPE}
+            if all(type(value) is type(OPTIONS[name][0]) for name, value in shape.items()):
+                return base, shape
+    return None, {}
 
 
 def read_and_check(args):

@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from running import ROOT, wait_until
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_rungs import WITHOUT_GPUS, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -217,9 +217,11 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--base", PROGRAM], "there are no weights that --export of this program wrote"),
         ([tmp_path, "--data", tmp_path], "(IsADirectoryError): no .npy of more than"),
         ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
-        ([tmp_path / "out", "--export", tokens.parent], "is a folder, or another file of this run"),
-        ([tmp_path / "out", "--export", tokens], "or another file of this run: name a new file"),
-        ([tmp_path / "out", "--export", tmp_path / ("a" * 250)], "File name too long"),
+        ([tmp_path / "out", "--export", tokens.parent], "name a .safetensors file that is new or"),
+        (
+            [tmp_path / "out", "--export", tmp_path / f"{'a' * 240}.safetensors"],
+            "File name too long",
+        ),
         ([tmp_path, "--base", base, "--layers", 1], "--base: layers must be as in"),
         ([tmp_path, "--base", base, "--heads", 2], "--base: heads must be as in"),
         ([tmp_path, "--context", 0], "--context must be from 1 to 1000000000, not 0"),
@@ -304,6 +306,37 @@ def test_a_copy_without_hidden_files_is_not_begun_again(begin, tmp_path, capsys)
         assert "has no .metadata. Copy it again, with hidden files, or name a new" in begin()
 
 
+def exported(file, layers="3"):
+    """A file with the options that `--export` writes."""
+    options = {"layers": layers, "heads": "4", "kv_heads": "4", "tied": "false"}
+    save_file({"a": torch.ones(1)}, file, options | {"width": "64", "vocabulary": "8"})
+
+
+def test_export_replaces_only_what_it_wrote(begin, tmp_path):
+    names = ["pipe", "foreign", "text", "base", "new", "own"]
+    pipe, foreign, text, base, new, own = (tmp_path / f"{name}.safetensors" for name in names)
+    os.mkfifo(pipe)
+    save_file({"a": torch.ones(1)}, foreign)
+    text.write_text("mine")
+    exported(base)
+    exported(own)
+    begin()
+    checkpoint(tmp_path / "out", ".metadata")
+    step = tmp_path / "out" / "step-00000010"
+    for path in (pipe, foreign, text, base, step / ".metadata", step / "new.safetensors"):
+        shape = ["--layers", 3, "--width", 64, "--kv-heads", 4]
+        assert "that --export wrote: not --base" in begin("--export", path, "--base", base, *shape)
+    assert [*step.iterdir()] == [step / ".metadata"]
+    for path in (new, own):
+        assert begin("--export", path) == [10]
+
+
+@pytest.mark.parametrize("layers", ["[1]", "3.0", "[" * 10**5, "x"])
+def test_a_base_with_options_of_another_kind_is_none(gpt, tmp_path, layers):
+    exported(tmp_path / "base", layers)
+    assert gpt.read_base(tmp_path / "base") == (None, {})
+
+
 def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_path, monkeypatch):
     def late(args):
         monkeypatch.setitem(gpt.find_start.__globals__, "hold", hold)
@@ -318,7 +351,11 @@ def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_p
 
 
 def test_what_is_of_no_option_s_type_in_the_settings_is_not_taken(gpt, tmp_path, monkeypatch):
-    for text, taken in {"[1]": {}, "5": {}, '{"micro": [1], "lr": 0.1}': {"lr": 0.1}}.items():
+    for text, taken in {
+        "[1]": {},
+        "[" * 10**5: {},
+        '{"micro": [1], "lr": 0.1}': {"lr": 0.1},
+    }.items():
         (tmp_path / "settings.json").write_text(text)
         assert gpt.settings_of(tmp_path) == taken
     (tmp_path / "settings.json").write_text('{"parallel": "dpp", "precision": "fp", "lr": 0.1}')
