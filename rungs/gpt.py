@@ -889,7 +889,7 @@ def main():
     try:
         join(args)
         run(args, train, held_out)
-    except (OSError, dcp.CheckpointException) as error:
+    except (OSError, SafetensorError, dcp.CheckpointException) as error:
         leave(f"{reason_of(error)}. Is the disk full, was --out moved? The same command goes on.")
     finally:
         if args.lock:

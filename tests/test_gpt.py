@@ -24,6 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from running import ROOT, wait_until
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from test_rungs import WITHOUT_GPUS, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -641,6 +642,15 @@ def test_what_cannot_be_written_in_the_end_is_written_elsewhere(gpt, tmp_path, c
     finally:
         os.umask(before)
     assert (tmp_path / "new.txt").stat().st_mode & 0o777 == 0o640
+
+
+def test_weights_that_can_be_written_nowhere_are_told_in_one_sentence(tokens, tmp_path):
+    full = SafetensorError("I/O error: No space left on device (os error 28)")
+    with mock.patch("safetensors.torch.save_file", side_effect=full):
+        options = ["--out", tmp_path / "out", "--data", tokens, *SMALL, "--steps", 1]
+        done = run_here(PROGRAM, *options, "--export", tmp_path / "weights.safetensors")
+    said = "SafetensorError: I/O error: No space left on device (os error 28). Is the disk full"
+    assert done.stderr.startswith(said)
 
 
 @pytest.mark.slow
