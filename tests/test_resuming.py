@@ -5,6 +5,7 @@ import fcntl
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from running import NO_CHECKSUMS, alive
+from running import NO_CHECKSUMS, alive, limited
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
 from torch.utils.data import Subset, TensorDataset
@@ -425,6 +426,17 @@ def test_a_second_run_is_told_who_has_the_folder_and_the_first_goes_on(tmp_path)
     first(tmp_path)
     assert torch.load(files_in(tmp_path)[-1])["epoch"] == 3
     assert not (tmp_path / LOCK).exists()
+
+
+def test_a_lock_that_a_full_disk_refuses_is_named_and_not_left(tmp_path):
+    with (
+        limited(resource.RLIMIT_FSIZE, 0),
+        pytest.raises(OSError, match="File too large") as caught,
+        sole_use(tmp_path),
+    ):
+        pass
+    assert caught.value.filename == str(tmp_path / LOCK)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.slow

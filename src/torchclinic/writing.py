@@ -87,10 +87,13 @@ def sole_use(folder: str | os.PathLike) -> Iterator[None]:
     """
     path = Path(folder, LOCK)
     lock = _locked(path)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}, {time.strftime('since %F %T')}")
-    lock.flush()
     _held.append(lock)
+    holder = f"process {os.getpid()} on {socket.gethostname()}, {time.strftime('since %F %T')}"
     try:
+        try:
+            os.write(lock.fileno(), holder.encode())
+        except OSError as error:  # which names no file
+            raise type(error)(error.errno, error.strerror, str(path)) from None
         yield
     finally:
         if lock in _held:  # not in a fork

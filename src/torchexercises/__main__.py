@@ -69,8 +69,11 @@ def main() -> int:
         verdicts[name] = {"right": right, "reason": reason}
         print(f"{name}: {in_one_line(reason)}", flush=True)
     if options.out:
-        with atomic_file(options.out) as file:
-            Path(file).write_text(json.dumps(verdicts, indent=1) + "\n")
+        try:
+            with atomic_file(options.out) as file:
+                Path(file).write_text(json.dumps(verdicts, indent=1) + "\n")
+        except OSError as error:
+            parser.error(f"--out {options.out}: {error.strerror}")
     if not verdicts:
         file = in_one_line(str(options.file))
         print(f"{file} defines no exercise: all functions of one must be there.")

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import nbformat
 import pytest
 import torch
 import torch.distributed as dist
-from running import ROOT, alive, text_of, wait_until
+from running import ROOT, alive, limited, text_of, wait_until
 
 import torchexercises as check
 from torchexercises import __main__
@@ -233,6 +234,17 @@ def test_what_cannot_be_graded_is_one_sentence(tmp_path, monkeypatch, capsys):
             __main__.main()
         assert capsys.readouterr().err.splitlines()[-1].partition("error: ")[2] == sentence
     assert answers.read_text() == RIGHT
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "answers.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(__main__, "load", lambda *_: ({}, ""))
+    monkeypatch.setattr(sys, "argv", ["grader", "answers.py", "--out", "v.json"])
+    with limited(resource.RLIMIT_FSIZE, 1), pytest.raises(SystemExit):
+        __main__.main()
+    assert capsys.readouterr().err.endswith("error: --out v.json: File too large\n")
+    assert os.listdir(tmp_path) == ["answers.py"]
 
 
 @pytest.mark.slow
