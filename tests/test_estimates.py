@@ -538,7 +538,7 @@ def test_the_speed_up_is_that_of_chapter_14():
     assert speed_up(2.0, 1e9, 2, 0, 1e9, accumulation=4, **fsdp) == speed_up(
         2.0, 1e9, 2, 0, 1e9, **fsdp
     )
-    # Chapter 19: between two machines, an all-reduce of the gradients; within one, FSDP's three.
+    # Chapter 21: between two machines, an all-reduce of the gradients; within one, FSDP's three.
     options = {"gradients": 4e9, "machines": 2, "network": (0, 1e9)}
     found = speed_up(4.0, 3e9, 16, 0, 9e9, rung="hsdp", **options)
     assert found == pytest.approx(16 * 4 / (4 + 1.5 * 2 * 7 / 8 * 3 / 9 + 4))
@@ -556,7 +556,7 @@ def test_each_token_reads_the_weights_once_and_the_cache_of_each_request(bits):
     model = transformer(**sizes, sequence=8, block="llama", tied=False)
     weights = 2 * model.largest_block * bits / 8 + 2 * (2 * 64_000 + 64)  # tables keep 16 bits
     read = weights - 2 * 64_000
-    cache = 2 * (2 * 2 * 2 * 16) * 100  # chapter 16 counts it
+    cache = 2 * (2 * 2 * 2 * 16) * 100  # chapter 17 counts it
     found = serving(model, tokens=100, memory=(weights + 3.5 * cache) / 0.9, bandwidth=1, bits=bits)
     assert found[:3] == (weights, cache, 3)
     assert found[3:] == pytest.approx((1 / (read + cache), 3 / (read + 3 * cache)))

@@ -33,7 +33,7 @@ def program(notebook, name):
     [
         ("09_rung_4_distributed", "train_ddp.py", "model.pt", 2),
         ("12_rung_5_fsdp", "train_fsdp.py", "model.pt", 3),
-        ("17_many_machines", "train_hosts.py", "checkpoint.pt", 2),
+        ("19_many_machines", "train_hosts.py", "checkpoint.pt", 2),
         ("both_gpus", "train.py", "model.pt", 2),
     ],
 )

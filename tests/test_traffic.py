@@ -1,4 +1,4 @@
-"""The counter of collectives; chapters 18 and 19 compare what it counts with formulas."""
+"""The counter of collectives; chapters 20 and 21 compare what it counts with formulas."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The hidden cases of the exercises on use and several machines: chapters 16 and 17."""
+"""The hidden cases of the exercises on use and several machines: chapters 17 and 19."""
 
 import atexit
 import itertools
@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torchexercises import Wrong, case, exercise, expect, expect_alone, on_ranks, unchanged
 
 
-@exercise("16", 10, hint="Fill the last batch up with zeros, and cut off what they give.")
+@exercise("17", 10, hint="Fill the last batch up with zeros, and cut off what they give.")
 def in_batches(in_batches) -> None:
     sizes, in_batches = [], unchanged(in_batches, "_ inputs")
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
@@ -45,7 +45,7 @@ def in_batches(in_batches) -> None:
     expect("batch norm's average, afterwards,", mean, torch.full((8,), 0.5))
 
 
-@exercise("16", 15, hint="future.set_running_or_notify_cancel() says who still waits.")
+@exercise("17", 15, hint="future.set_running_or_notify_cancel() says who still waits.")
 def finish(finish) -> None:
     factor, calls = nn.Parameter(torch.tensor(2.0)), []
 
@@ -86,7 +86,7 @@ def finish(finish) -> None:
         raise Wrong("if one client leaves while the model runs, another waits for ever")
 
 
-@exercise("16", 20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
+@exercise("17", 20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
 def attend(attend) -> None:
     attend = unchanged(attend, "q k v")
     texts = [torch.randn(3, 2, 4, 7, 8) for _ in range(2)]  # q, k and v of two texts
@@ -137,7 +137,7 @@ def _with_one_between(layer: nn.Module, x: torch.Tensor, other: torch.Tensor, at
     return [first, *(future.result() for future in between)]
 
 
-@exercise("16", 10, hint="Read self.table once, into a local name; use only that name.")
+@exercise("17", 10, hint="Read self.table once, into a local name; use only that name.")
 def shared_positions(SharedPositions) -> None:
     layer = SharedPositions()
     alone = unchanged(layer, "x")
@@ -164,7 +164,7 @@ def shared_positions(SharedPositions) -> None:
             expect("what comes while one is answered", found[1], right(y))
 
 
-@on_ranks("16", 15, hint="all_gather_object takes any sizes. Which inputs had rank r?")
+@on_ranks("17", 15, hint="all_gather_object takes any sizes. Which inputs had rank r?")
 def on_all_ranks(on_all_ranks) -> None:
     ranks = dist.get_world_size()
     on_all_ranks = unchanged(on_all_ranks, "_ inputs")
@@ -188,7 +188,7 @@ def on_all_ranks(on_all_ranks) -> None:
         expect(f"of {count} inputs, what is returned", outputs, right, mistakes)
 
 
-@exercise("17", 10, ranks=(4,), hint="Who is first on this disk? The barrier comes after the `if`.")
+@exercise("19", 10, ranks=(4,), hint="Who is first on this disk? The barrier comes after the `if`.")
 def get_data(get_data) -> None:
     rank = dist.get_rank()
     folder = [tempfile.mkdtemp() if rank == 0 else ""]

@@ -1,4 +1,4 @@
-"""The hidden cases of the exercises on checkpoints and resuming: chapters 14 and 15."""
+"""The hidden cases of the exercises on checkpoints and resuming: chapters 14 and 16."""
 
 import copy
 import io
@@ -105,7 +105,7 @@ class _Bomb:
         raise ZeroDivisionError
 
 
-@exercise("15", 10, hint="Write beside it; os.fsync; os.replace; after an error, tidy up.")
+@exercise("16", 10, hint="Write beside it; os.fsync; os.replace; after an error, tidy up.")
 def save_safely(save_safely) -> None:
     synced, moved, aside = [], [], []
 
@@ -169,7 +169,7 @@ def _still_there(path: Path, when: str) -> None:
         raise Wrong(f"the old file is lost or damaged after {when}") from error
 
 
-@exercise("15", 10, hint="ZipFile(path).testzip() names a damaged entry; or it raises.")
+@exercise("16", 10, hint="ZipFile(path).testzip() names a damaged entry; or it raises.")
 def newest_whole(newest_whole) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expect("for an empty folder, what is returned", newest_whole(folder), None)
@@ -227,7 +227,7 @@ class _Run:
         return losses
 
 
-@exercise("15", 15, hint="What does the next step read? Is it a copy?")
+@exercise("16", 15, hint="What does the next step read? Is it a copy?")
 def pack_and_unpack(pack, unpack) -> None:
     run, file = _Run(0), io.BytesIO()
     run.go_on(5)
@@ -257,7 +257,7 @@ def pack_and_unpack(pack, unpack) -> None:
 EXCHANGES = "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_object"
 
 
-@on_ranks("15", 15, hint="The handler notes it. After each step, all_reduce it with MAX.")
+@on_ranks("16", 15, hint="The handler notes it. After each step, all_reduce it with MAX.")
 def train_until_told(train_until_told) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     cases = [([ranks - 1], 3), ([0], 0), ([*range(ranks)], 2), ([1], 5), ([], 9)]

@@ -89,7 +89,7 @@ def zero_step(zero_step) -> None:
                 raise Wrong(f"{label} can no longer be trained: copy under torch.no_grad()")
 
 
-@exercise("18", 10, hint="What can a rank compute? Is it a piece or a summand?")
+@exercise("20", 10, hint="What can a rank compute? Is it a piece or a summand?")
 def product_of(product_of) -> None:
     free = {(ROWS, WHOLE): ROWS, (WHOLE, COLUMNS): COLUMNS, (WHOLE, WHOLE): WHOLE}
     free |= dict.fromkeys([(COLUMNS, ROWS), (COLUMNS, WHOLE), (WHOLE, ROWS)], PART)
@@ -106,7 +106,7 @@ def product_of(product_of) -> None:
         expect(f"the product of {x} and {w}", product_of(x, w), right, mistakes)
 
 
-@exercise("18", 10, hint="Which collective makes the change? What does it send in a ring?")
+@exercise("20", 10, hint="Which collective makes the change? What does it send in a ring?")
 def bytes_sent(bytes_sent) -> None:
     changes = [c for c in itertools.product(KINDS, KINDS) if c[1] != PART or c[0] == PART]
     for ranks, (before, after) in itertools.product((2, 3, 4, 8), changes):
@@ -130,7 +130,7 @@ def bytes_sent(bytes_sent) -> None:
         expect(label, bytes_sent(size, before, after, ranks), right, mistakes)
 
 
-@on_ranks("18", 15, hint="Which placement has each product? Look at it.")
+@on_ranks("20", 15, hint="Which placement has each product? Look at it.")
 def column_row(column_row) -> None:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("gpu",))
     for inner in (12, 10):

@@ -390,7 +390,7 @@ def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is
     for said, near in [
         ("training hangs at the end of the epoch", "errors_ranks#uneven-batches"),
         ("one gpu has one more batch than the others", "errors_ranks#uneven-batches"),
-        ("train on more than one machine", "17_many_machines"),
+        ("train on more than one machine", "19_many_machines"),
     ]:
         found = asking.nearest(said)
         assert found[0] == f"notebooks/{near}"

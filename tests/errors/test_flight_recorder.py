@@ -1,6 +1,6 @@
 """Dumps of the flight recorder in; which rank did not make which call, out.
 
-They are made of those fields that are read, as PyTorch documents them for the form 2.x. Chapter 17
+They are made of those fields that are read, as PyTorch documents them for the form 2.x. Chapter 19
 makes and reads those of real ranks that hang.
 """
 

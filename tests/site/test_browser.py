@@ -234,7 +234,7 @@ def test_a_page_has_its_theme_before_any_script_has_come(visit):
 
 
 def test_on_a_phone_no_cell_of_a_table_is_printed_over_the_next(visit):
-    for name in ("11_where_memory_goes", "18_one_tensor", "19_rung_6_rehearse"):
+    for name in ("11_where_memory_goes", "20_one_tensor", "21_rung_6_rehearse"):
         page = visit(f"notebooks/{name}.html", viewport=POCKET)
         firsts = page.locator("article table:has(th:nth-child(4)) tr > :first-child")
         wide = firsts.evaluate_all(

@@ -12,7 +12,7 @@ from book._ext import landing
 
 OPENED = "index.html"
 RUNGS = ["05_rung_1_cpu", "06_rung_2_one_gpu", "08_rung_3_data_parallel"]
-RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp", "19_rung_6_rehearse"]
+RUNGS += ["09_rung_4_distributed", "12_rung_5_fsdp", "21_rung_6_rehearse"]
 
 
 def test_the_ladder_says_what_the_formulas_give():

@@ -108,7 +108,7 @@ def test_the_exercises_that_a_teacher_finds_stand_in_the_order_of_the_chapters(p
 
 
 def test_a_figure_has_its_alternative_text_below_it(pages):
-    figures = pages["notebooks/15_resume.html"].select("figure.torchladder-figure")
+    figures = pages["notebooks/16_resume.html"].select("figure.torchladder-figure")
     assert len(figures) > 3
     for figure in figures:
         assert figure["aria-label"].startswith(figure.figcaption.text)

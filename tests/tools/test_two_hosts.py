@@ -57,7 +57,7 @@ def test_rung_4_trains_across_two_hosts_as_well_as_in_one_process(tmp_path):
 
 
 def test_the_record_has_every_fault_and_no_path_of_a_machine():
-    """That runs went on as if nothing was lost is asserted by chapters 15 and 17."""
+    """That runs went on as if nothing was lost is asserted by chapters 16 and 19."""
     text = (ROOT / "book/runs/two_hosts.json").read_text(encoding="utf-8")
     assert not re.search(r"/(work|tmp|root|home|usr|var)\b", text)
     # A machine's own address, or one that is not of these two hosts or of a loopback.
