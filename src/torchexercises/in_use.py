@@ -86,7 +86,7 @@ def finish(finish) -> None:
         raise Wrong("if one client leaves while the model runs, another waits for ever")
 
 
-@exercise("17", 20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
+@exercise("18", 20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
 def attend(attend) -> None:
     attend = unchanged(attend, "q k v")
     texts = [torch.randn(3, 2, 4, 7, 8) for _ in range(2)]  # q, k and v of two texts
