@@ -411,7 +411,7 @@ def find_start(args):
 
 def compare(args, now):
     """The steps in --out, newest first, and what is other than it was; or a sentence."""
-    file, lock = args.out / "settings.json", args.out / ".run.lock"
+    file = args.out / "settings.json"
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
     parts = [] if steps else args.out.glob(f"step-{'[0-9]' * 8}/__*_*.distcp")
     cut = sorted({f"{part.parent.name} has no .metadata" for part in parts})
@@ -419,7 +419,7 @@ def compare(args, now):
     foreign = f"--out {args.out} holds no run of this program: name a new folder to begin one"
     if not file.exists() and not all(path.name.endswith(own) for path in args.out.glob("*")):
         return foreign
-    if cut and not lock.exists():  # every run has it
+    if cut and not (args.out / ".run.lock").exists():  # every run has it
         way = "Copy it again, with hidden files, or name a new folder"
         return f"--out {args.out}: {'; '.join(cut)}. {way}"
     try:
@@ -430,8 +430,8 @@ def compare(args, now):
         return f"{file} is damaged. Take it from a backup, or: {way}" if steps or cut else foreign
     changed = changed if steps or cut else {}  # of a start that failed
     fixed = [*STAYS, "precision", "sequences", "checksum"]
-    if other := "; ".join([changed[name] for name in fixed if name in changed]):
-        other = "; ".join([other, *cut])
+    if other := [changed[name] for name in fixed if name in changed]:
+        other = "; ".join([*other, *cut])
         return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
     return steps, [*changed.values(), *cut]
 
