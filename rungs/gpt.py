@@ -745,9 +745,9 @@ def write_somewhere(path, how):
     try:
         return write(path, how)
     except (OSError, SafetensorError) as error:
-        other = Path(tempfile.mkdtemp()) / path.name
+        other = write(Path(tempfile.mkdtemp()) / path.name, how)
         say(f"{path} cannot be written ({error}): written to {other}")
-        return write(other, how)
+        return other
 
 
 # --- the run ------------------------------------------------------------------------------------

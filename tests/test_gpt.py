@@ -651,6 +651,7 @@ def test_weights_that_can_be_written_nowhere_are_told_in_one_sentence(tokens, tm
         done = run_here(PROGRAM, *options, "--export", tmp_path / "weights.safetensors")
     said = "SafetensorError: I/O error: No space left on device (os error 28). Is the disk full"
     assert done.stderr.startswith(said)
+    assert "written to" not in done.stdout
 
 
 @pytest.mark.slow
