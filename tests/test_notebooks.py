@@ -5,12 +5,14 @@ These rules protect readers. What else makes a chapter good is in CONTRIBUTING.m
 
 import ast
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from running import ROOT, text_of
 
 from tools.refresh import digest
@@ -191,3 +193,18 @@ def test_a_claim_of_the_machine_is_found():
     ]
     found = ["assert rates['a'] < rates['b']", "assert rows[0] < 3", "assert max(bars) < 5"]
     assert list(claims_of_the_machine(cells)) == found
+
+
+@pytest.mark.slow
+def test_a_command_that_meets_its_limit_turns_a_chapter_red(tmp_path):
+    sources = ("printed = %sx sleep 60", "1 + 1")
+    cells = [
+        new_code_cell(source, metadata={"tags": ["nbval-ignore-output"]}, execution_count=1)
+        for source in sources
+    ]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "hangs.ipynb")
+    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=3", "-p", "no:cacheprovider"]
+    config = ["-c", str(ROOT / "pyproject.toml"), "-n", "0"]
+    command = [sys.executable, "-m", "pytest", *config, *nbval, str(tmp_path / "hangs.ipynb")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, "XPASS(strict)" in done.stdout) == (1, True), done.stdout
