@@ -556,7 +556,7 @@ def test_each_token_reads_the_weights_once_and_the_cache_of_each_request(bits):
     model = transformer(**sizes, sequence=8, block="llama", tied=False)
     weights = 2 * model.largest_block * bits / 8 + 2 * (2 * 64_000 + 64)  # tables keep 16 bits
     read = weights - 2 * 64_000
-    cache = 2 * (2 * 2 * 2 * 16) * 100  # chapter 17 counts it
+    cache = 2 * (2 * 2 * 2 * 16) * 100  # chapter 18 counts it
     found = serving(model, tokens=100, memory=(weights + 3.5 * cache) / 0.9, bandwidth=1, bits=bits)
     assert found[:3] == (weights, cache, 3)
     assert found[3:] == pytest.approx((1 / (read + cache), 3 / (read + 3 * cache)))
