@@ -1,11 +1,13 @@
 """`torchclinic doctor --distributed` finds what would end a long run, and names host and rank."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -104,6 +106,36 @@ def test_without_a_launcher_it_says_how_to_start_it(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match=r"RANK.*not set.*torchrun --nproc-per-node=2 -m torchc"):
         doctor.run(60)
+
+
+def test_what_ranks_say_is_in_their_order_whichever_comes_first():
+    class Store(dict):
+        def check(self, keys):
+            return keys[0] in self
+
+        def get(self, key):
+            self["facts/0"] = '"a"'  # comes once rank 1 has been heard
+            return self[key]
+
+    heard = doctor._hear(Store({"facts/1": '"b"'}), "facts", range(2), HANG)
+    assert [*heard.items()] == [(0, "a"), (1, "b")]
+
+
+def test_rank_0_keeps_the_store_until_all_know_how_it_ended(monkeypatch):
+    def agree(store, rank, backend, timeout):
+        store.set(f"answer/{rank}", '{"times": {"4000": 0.001}}')
+
+    store = dist.HashStore()
+    for fact in facts("a", "b"):
+        store.set(f"facts/{fact['rank']}", json.dumps(fact))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(doctor, "GRACE", HANG)
+    monkeypatch.setattr(doctor, "_perform", agree)
+    with ThreadPoolExecutor() as pool:
+        follower = pool.submit(doctor._follow, store, 1, HANG)
+        assert doctor._lead(store, HANG) == []
+        assert store.check(["bye/1"])
+        assert follower.result() == []
 
 
 # --- real ranks ---------------------------------------------------------------------------------
