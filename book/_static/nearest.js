@@ -1,26 +1,32 @@
 "use strict";
 // nearest, is_said and said_in of src/torchclinic/errors/asking.py, with the words that errors.questions() gives.
+/** Whether a text, which has no verb if it is a title, is neither code nor a line of a log. */
+function speaks(text, isTitle) {
+  const letters = text.match(/\p{L}/gu)?.length ?? 0;
+  const verb = /\b(?:the|is|are|my|when|after|but|don?|doesn?|only|i|no|not|why|how|what|with|yet|have|it)\b|[\u4e00-\u9fff]{4}/;
+  const least = /[\u4e00-\u9fff]{2}/.test(text) ? 0.5 : 0.7;
+  return letters / Math.max(1, [...text.replace(/\s/g, "")].length) > least &&
+    (isTitle || verb.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
+}
+
 /** Whether a text is what somebody says, and no log. */
 function isSaid(text) {
   text = text.trim();
-  if (text.length >= 600) return false;
-  const letters = text.match(/\p{L}/gu)?.length ?? 0;
-  const oneLine = text.length < 200 && !text.includes("\n");
-  const speaks = /\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}/;
-  const least = /[\u4e00-\u9fff]{2}/.test(text) ? 0.5 : 0.7;
-  return letters / Math.max(1, text.replace(/\s/g, "").length) > least &&
-    (oneLine || speaks.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
+  return text.length < 600 && speaks(text, text.length < 200 && !text.includes("\n"));
 }
 
-/** What somebody says in a text: all of it, or of a post the paragraphs around code and logs. */
+/** What somebody says in a text: all of it, or the lines around code and logs. */
 function saidIn(text) {
-  if (isSaid(text)) return text;
-  const told = text.replace(/```[^]*?(?:```|$)/g, "\n\n").split(/\n\s*\n/).filter(isSaid).join("\n").slice(0, 600);
-  return /\b(?:i|my|we|our)\b/.test(told.toLowerCase()) ? told : "";
+  const unsaid = /```[^]*?(?:```|(?![^]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?/gim;
+  const said = text.slice(0, 20_000).replace(unsaid, " ");
+  if (said === text && isSaid(text)) return text;
+  const lines = said.trim().split("\n"), told = lines.filter((line, at) => speaks(line, at === 0)).join("\n");
+  if (told && (2 * told.length > lines.join("\n").length || /\b(?:i|my|we|our)\b/.test(told.toLowerCase()))) return told.slice(0, 1000);
+  return isSaid(text) ? text : "";
 }
 
 const nearest = ({ documents, others, silent, denied }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, FAR = 0.15, TELLS = 0.45, SURE = 0.6, BEHIND = 0.5;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, FAR = 0.1, TELLS = 0.45, SURE = 0.6, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -67,7 +73,7 @@ const nearest = ({ documents, others, silent, denied }) => {
     question = question.replace(new RegExp(denied, "gi"), " ");
     const scored = scores(question);
     const highest = (all) => Math.max(0, ...all.map(({ score }) => score));
-    const best = highest(scored), isMessage = /(?:Error|Exception|error): /.test(question);
+    const best = highest(scored), isMessage = !question.trim().includes("\n") && /(?:Error|Exception|error): /.test(question);
     const clauses = () => question.split(/[.,!?;:()\n]\s+| and then | until | but /).filter((part) => words(part).length >= 4);
     const isClose = best > (isMessage ? SURE : CLOSE) ||
       !isMessage && best > FAR && clauses().some((part) => highest(scores(part)) > TELLS);

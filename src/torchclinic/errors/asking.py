@@ -21,7 +21,7 @@ MORE, LESS = 1.2, 0.9
 UNKNOWN = 6  # what a word of a question counts that nothing has
 CASE = 6  # what the words count, at least, for which a case is told first
 CLOSE = 0.35  # if the best is less like a question, nothing is close ...
-FAR = 0.15  # ... unless it is not far,
+FAR = 0.1  # ... unless it is not far,
 TELLS = 0.45  # and to a clause alone something is so much alike
 SURE = 0.6  # how close, to a message that no entry has
 BEHIND = 0.5  # a share of the best
@@ -36,12 +36,15 @@ DENIED += r"|\b(?:attribute|type|modulenotfound)error: [^\n]*"
 DENIED += r"(?:has no attribute|unexpected keyword|no module named|positional arguments? but)[^\n]*"
 # What somebody says is short, of letters; if it has several lines, in sentences; and is no log.
 SAYS, LINE, LETTERS, CHINESE = 600, 200, 0.7, 0.5  # whose letters are words
-SPEAKS = (
-    r"\b(?:the|is|are|my|when|after|but|does|only|i|no|not|why|how|with|yet)\b|[\u4e00-\u9fff]{4}"
-)
-# In a post, somebody speaks of themselves.
+SPEAKS = r"\b(?:the|is|are|my|when|after|but|don?|doesn?|only|i|no|not|why|how|what|with|yet|have"
+SPEAKS += r"|it)\b|[\u4e00-\u9fff]{4}"
+# In a post, somebody speaks of themselves, or most is said. So many letters are read and kept.
 SOMEBODY = r"\b(?:i|my|we|our)\b"
-FENCED = r"```.*?(?:```|\Z)"
+READ, KEPT = 20_000, 1000
+# What nobody says: code, pictures, links, names of people, headings, boxes to tick.
+UNSAID = r"```[\s\S]*?(?:```|(?![\s\S]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)"
+UNSAID += r"|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*"
+UNSAID += r"|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?"
 # A place or an address, not cuda:0 and not a time such as 6:40.
 LOGGED = r"(?:^|\n)[\[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})"
 LOGGED += r"|(?:\n[*-] [a-z]{2,12}: .*){3}"  # of changes
@@ -108,7 +111,7 @@ def nearest(question: str, most: int = 3) -> list[str]:
     question = re.sub(DENIED, " ", question, flags=re.IGNORECASE)
     scores = _scores(question)
     best = max(scores.values(), default=0)
-    is_message = re.search(MESSAGE, question)
+    is_message = "\n" not in question.strip() and re.search(MESSAGE, question)
     is_close = best > (SURE if is_message else CLOSE)
     if not is_close and not is_message and best > FAR:
         clauses = [part for part in re.split(CLAUSES, question) if len(words(part)) >= 4]
@@ -189,21 +192,29 @@ def rarity() -> dict[str, float]:
 
 
 def said_in(text: str) -> str:
-    """What somebody says in a text: all of it, or of a post the paragraphs around code and logs."""
-    if is_said(text):
+    """What somebody says in a text: all of it, or the lines around code and logs."""
+    flags = re.MULTILINE | re.IGNORECASE | re.ASCII
+    said = re.sub(UNSAID, " ", text[:READ], flags=flags)
+    if said == text and is_said(text):
         return text
-    paragraphs = re.split(r"\n\s*\n", re.sub(FENCED, "\n\n", text, flags=re.DOTALL))
-    told = "\n".join(filter(is_said, paragraphs))[:SAYS]
-    return told if re.search(SOMEBODY, told.lower(), re.ASCII) else ""
+    lines = said.strip().split("\n")
+    told = "\n".join(line for at, line in enumerate(lines) if _speaks(line, at == 0))
+    most = 2 * len(told) > len("\n".join(lines))
+    if told and (most or re.search(SOMEBODY, told.lower(), re.ASCII)):
+        return told[:KEPT]
+    return text if is_said(text) else ""
 
 
 def is_said(text: str) -> bool:
     """Whether a text is what somebody says, and no log."""
-    if len(text := text.strip()) >= SAYS:
-        return False
+    text = text.strip()
+    return len(text) < SAYS and _speaks(text, len(text) < LINE and "\n" not in text)
+
+
+def _speaks(text: str, is_title: bool) -> bool:
+    """Whether a text, which has no verb if it is a title, is neither code nor a line of a log."""
     letters = len(re.findall(r"[^\W\d_]", text))
     share = letters / max(1, len(re.sub(r"\s", "", text)))
-    one_line = len(text) < LINE and "\n" not in text
-    speaks = one_line or bool(re.search(SPEAKS, text.lower(), re.ASCII))
     least = CHINESE if re.search("[\u4e00-\u9fff]{2}", text) else LETTERS
-    return speaks and share > least and not re.search(LOGGED, text, re.ASCII)
+    speaks = is_title or re.search(SPEAKS, text.lower(), re.ASCII)
+    return bool(speaks) and share > least and not re.search(LOGGED, text, re.ASCII)

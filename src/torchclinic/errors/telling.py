@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import islice
 
 from torchclinic import printable
 from torchclinic.errors import asking
@@ -28,11 +29,11 @@ it. If it is PyTorch, give the whole log, from its first line."""
 ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
 started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
 UNKNOWN = "No entry of the catalogue has these words."
-HEALTHY = (
-    "There is no error in this log: no traceback, and none of the words that errors begin with."
-)
-NEAREST = "Nearest to what you see:"
-NOT_CLOSE = "Nothing in the book is close to what you say."
+HEALTHY = """There is no error in this log: no traceback, and none of the words that errors begin
+with. Say what you see instead: torchclinic explain "it hangs after the first epoch"."""
+NEAREST = "Guesses, the nearest to what you see first:"
+NOT_CLOSE = """Nothing in the book is close to what you say. Which is it: an error, a hang, too
+slow, too much memory, or wrong numbers? Say that, and when it begins."""
 NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
 # What tells a program's sentence from a reader's; and what torchrun says when a rank has failed.
 OF_A_PROGRAM = r"(?:^|\s)--\w|\.py: "
@@ -54,7 +55,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
         root = _last_words(log)
     if not found:
         if not near and not signs(log):
-            return HEALTHY
+            return NOT_CLOSE if said else HEALTHY
         parts = [UNKNOWN if signs(log) else "", root, *near, ASK]
         return "\n\n".join(part for part in parts if part)
     first, *others = found
@@ -119,7 +120,10 @@ def _brief(address: str, said: str) -> str:
         do = asking.case_for(said, entry) or do
         return without_links(f"{anchor}: {entry.title}. {why} What to do: {do}")
     section = f"{page}#{anchor}".rstrip("#")
-    return (published(section) if address.startswith("notebooks/") else "") or section
+    leads = (e for e in catalogue().values() if e.chapters[:1] == [section])
+    more = "; ".join(_brief(f"notebooks/{e.page}#{e.id}", said) for e in islice(leads, 1))
+    where = (published(section) if address.startswith("notebooks/") else "") or section
+    return f"{where}: {more}" if more else where
 
 
 def _only_notices(log: str, found: list[Match]) -> bool:
