@@ -609,7 +609,7 @@ for _name, _message, _make in [
 ]:  # fmt: skip
     bad(_message, _name, _make, inspectable=True)
 bad("a folder; name a checkpoint in it (it is empty)", "empty_folder")(lambda folder: folder)
-bad("cut off", "truncated")(lambda folder: cut(plain(folder), 0.6))
+bad("the end of the file is missing", "truncated")(lambda folder: cut(plain(folder), 0.6))
 bad("cut off", "truncated_legacy")(lambda folder: cut(legacy(folder), 0.95))
 bad("cut off", "truncated_safetensors")(lambda folder: cut(safetensors_file(folder), 0.9))
 bad("the numbers of 'conv.weight' are not those that were saved", "zeros_in_the_middle")(

@@ -336,9 +336,7 @@ def _read_index(index: Path) -> Checkpoint:
     if (size := index.stat().st_size) > LARGEST_INDEX:
         raise CheckpointError(f"{index}: an index of {in_bytes(size)}, which no model needs.")
     homes = json.loads(index.read_text(), object_pairs_hook=_dict_of_once)["weight_map"]
-    whole = _read_shards(index, sorted(set(homes.values())), homes)
-    whole.files.append(index)
-    return whole
+    return _read_shards(index, sorted(set(homes.values())), homes)
 
 
 def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = None) -> Checkpoint:
