@@ -43,13 +43,6 @@ class moving_table:
         def forward(self, x):
             return self.layer(x + torch.arange(x.shape[-1], device=x.device, dtype=x.dtype))
 
-    class a_buffer_of_its_own(Layer):
-        """right"""
-
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Buffer(torch.arange(4.0), persistent=False)
-
 
 class left_behind:
     def of_the_state_dict(model):
@@ -123,10 +116,6 @@ class train:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return loop(model, batches, device, optimizer=optimizer)
 
-    def targets_left(model, batches, device):
-        """Expected all tensors to be on the same device"""
-        return loop(model, batches, device, "y")
-
     def total_left(model, batches, device):
         """Expected all tensors to be on the same device"""
         return loop(model, batches, device, "total")
@@ -134,10 +123,6 @@ class train:
     def loss_brought_back(model, batches, device):
         """on cuda:1, all runs, but the loss that is returned is on cpu"""
         return loop(model, batches, device).cpu()
-
-    def on_a_gpu_of_its_own(model, batches, device):
-        """on cuda:1, all runs, but the loss that is returned is on cuda:0"""
-        return loop(model, batches, "cuda:0" if "cuda" in device else device)
 
     def shapes_alone(model, batches, device):
         """the loss on cuda:1 is"""

@@ -92,10 +92,6 @@ class accuracy_over_ranks:
         dist.all_reduce(accuracy)
         return accuracy / dist.get_world_size()
 
-    def own(right, count):
-        """is this rank's alone: the others' are not in it"""
-        return right / max(count, 1)
-
     def objects(right, count):
         """right"""
         pairs = [None] * dist.get_world_size()
@@ -120,12 +116,6 @@ class all_stop:
         dist.all_gather_object(wishes, wish)
         return wish or wishes[dist.get_rank() - 1]
 
-    def from_the_cpu(wish, device):
-        """dist.all_reduce gets a tensor on the CPU, and NCCL sends from GPUs alone"""
-        wish = torch.tensor(float(wish))
-        dist.all_reduce(wish, dist.ReduceOp.MAX)
-        return wish.item() > 0
-
     def moved_there(wish, device):
         """right"""
         wishes = [torch.zeros(1).cuda() for _ in range(dist.get_world_size())]
@@ -139,12 +129,6 @@ class all_stop:
         wish = torch.tensor(0.0, device=device)
         dist.all_reduce(wish, dist.ReduceOp.MAX)
         return wish.item() > 0
-
-    def gathered(wish, device):
-        """right"""
-        wishes = [None] * dist.get_world_size()
-        dist.all_gather_object(wishes, wish)
-        return any(wishes)
 
 
 class broadcast_model:
@@ -226,12 +210,6 @@ def _neighbours():
     return rank, ranks, (rank + 1) % ranks, (rank - 1) % ranks
 
 
-def _batched(part, other, right, left):
-    ops = [dist.P2POp(dist.isend, part, right), dist.P2POp(dist.irecv, other, left)]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-
-
 def _ring(x, exchange):
     rank, ranks, right, left = _neighbours()
     parts = [part.clone() for part in x.tensor_split(ranks)]
@@ -243,17 +221,10 @@ def _ring(x, exchange):
 
 
 class ring_all_reduce:
-    def half_a_ring(x):
-        """allgather_base does it for you: use send and recv, or isend and irecv"""
-        rank, ranks, right, left = _neighbours()
-        parts = [part.clone() for part in x.reshape(ranks, -1)] if len(x) % ranks == 0 else [x]
-        for step in range(ranks - 1):
-            other = torch.empty_like(parts[0])
-            _batched(parts[(rank - step) % len(parts)], other, right, left)
-            parts[(rank - step - 1) % len(parts)] += other
-        whole = torch.empty_like(x)
-        dist.all_gather_into_tensor(whole, parts[(rank + 1) % ranks])
-        return whole.roll(len(x) // ranks)
+    def all_reduced(x):
+        """allreduce does it for you: use send and recv, or isend and irecv"""
+        dist.all_reduce(x)
+        return x
 
     def one_exchange(x):
         """(Right on 2 ranks.)"""

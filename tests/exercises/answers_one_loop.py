@@ -47,15 +47,6 @@ class evaluate:
         """4 batches are kept at once, where 3 would do"""
         return evaluate.weighted(net, list(batches))
 
-    def graphs_until_the_end(net, batches):
-        """of 12 inputs are kept at once, where 8 would do"""
-        was, loss = net.training, 0
-        net.eval()
-        for images, labels in batches:
-            loss += F.cross_entropy(net(images), labels, reduction="sum")
-        net.train(was)
-        return loss.item() / 14, 2 / 14
-
     def mean_of_means(net, batches):
         """the loss is the mean of the batches' means"""
         was, losses, right = net.training, [], 0

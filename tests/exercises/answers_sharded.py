@@ -131,19 +131,6 @@ class bytes_sent:
         before = "Shard(1)" if before == after == "Shard(0)" else before
         return bytes_sent.right(size, before, after, ranks)
 
-    def once(size, before, after, ranks):
-        """from Partial() to Replicate() on 2 ranks: what each sends is that of an all-gather"""
-        if before in (after, "Replicate()"):
-            return 0
-        once = size * (ranks - 1) / ranks
-        return once / ranks if before != "Partial()" != after != "Replicate()" else once
-
-    def no_all_to_all(size, before, after, ranks):
-        """from Shard(0) to Shard(1) on 2 ranks: what each sends is that of an all-gather"""
-        if before in (after, "Replicate()"):
-            return 0
-        return size * (ranks - 1) / ranks * (1 + ((before, after) == ("Partial()", "Replicate()")))
-
     def right(size, before, after, ranks):
         """right"""
         times = {"Replicate()": 0, "Partial()": 1 + (after == "Replicate()")}
