@@ -18,6 +18,8 @@ OPENED = "book/will_it_fit.html"
 PAGE = (ROOT / "book" / "will_it_fit.md").read_text(encoding="utf-8")
 FOUR_T4S = "model=gpt2-xl&gpu=t4&gpus=4"  # the case that the tests change
 PUBLISHED = json.loads(Path(__file__).with_name("estimates.json").read_text())
+# The page's settings that somebody has run, or that ran out of memory, and where that is told.
+REPORTS = json.loads(Path(__file__).with_name("reports.json").read_text())
 
 
 def lines(after):
@@ -218,51 +220,15 @@ def test_a_loss_in_parts_is_a_cure_alone_or_with_another(page):
     assert page.locator("#fit-loss").input_value() == "parts"
 
 
-QLORA, HALF = "train=lora&bits=4", "precision=bf16-master"
-ON_4090 = "model=llama-8b&gpu=rtx4090&gpus=1&precision=bf16"
-ON_3090 = f"model=llama-8b&gpu=rtx3090&gpus=8&sequence=1024&accumulation=2&{HALF}"
-WORKED = {  # what somebody ran, and where that is told
-    f"model=llama-8b&gpu=rtx4090&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
-    f"model=7b&gpu=t4&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
-    "model=7b&gpu=rtx4090&gpus=1&train=lora&bits=8&sequence=512": "tloen/alpaca-lora#121",
-    "model=llama-8b&gpu=a100-80&gpus=1&train=lora&sequence=8192": "meta-pytorch/torchtune#979",
-    "model=qwen-4b&gpu=rtx3090&gpus=1&train=lora&sequence=2048": "QwenLM/Qwen3-VL#2026",
-    f"model=qwen-30b-a3b&gpu=a100-80&gpus=32&{HALF}": "QwenLM/Qwen3-VL#1601",
-    f"model=qwen-32b&gpu=h100-80&gpus=16&{HALF}&sequence=20480": "simplescaling/s1#13",
-    f"{ON_4090}&batch=2&sequence=2048&loss=parts&optimizer=adam-8bit-paged"
-    "&held=one-gradient": "meta-pytorch/torchtune#2168",
-    f"{ON_4090}&train=lora&rank=8": "meta-pytorch/torchtune#856",
-    f"{ON_3090}&held=blocks": "hiyouga/LlamaFactory#5977",
-    f"model=70b&vocabulary=32000&params=68.98B&gpu=a100-40&gpus=2&batch=2&{QLORA}&rank=8"
-    "&sequence=2048&precision=bf16": "huggingface/peft/docs/source/accelerate/fsdp.md",
-    f"model=70b&gpu=a100-80&gpus=1&{QLORA}&rank=32&sequence=6916": "unsloth.ai/blog/llama3-3",
-    "model=mixtral&gpu=a100-80&gpus=8&sequence=1024&train=lora": "hiyouga/LlamaFactory#2321",
-    "model=gpt2&gpu=rtx4090&gpus=2&batch=32&checkpointing=off": "tyler-romero/nanogpt-speedrun",
-}
-RAN_OUT = {
-    "model=7b&gpu=a100-80&gpus=1&batch=4&precision=fp32": "meta-llama/llama-cookbook#413",
-    ON_3090: "hiyouga/LlamaFactory#5977",
-    f"{ON_4090}&sequence=8192&train=lora&rank=8": "meta-pytorch/torchtune#856",
-    f"model=70b&gpu=l40s&gpus=1&{QLORA}&rank=32&sequence=512": "unsloth.ai/blog/llama3-3",
-    f"model=llama-8b&gpu=t4&gpus=1&{QLORA}&sequence=16384": "unslothai/unsloth#824",
-    f"model=qwen-30b-a3b&gpu=rtx4090&gpus=1&{QLORA}": "unslothai/unsloth#2504",
-    "model=llama-8b&gpu=rtx4090&gpus=1&train=lora&sequence=2048": "meta-pytorch/torchtune#1694",
-    "model=llama-8b&gpu=a100-80&gpus=4&block=8.03B": "lm-sys/FastChat#3310",
-    f"model=qwen-32b&gpu=a100-80&gpus=8&{HALF}&sequence=1024": "hiyouga/LlamaFactory#6999",
-    f"model=qwen-32b&gpu=h100-80&gpus=8&{HALF}&sequence=20480": "simplescaling/s1#13",
-    f"model=qwen-30b-a3b&memory=102&gpus=2&{HALF}": "QwenLM/Qwen3-VL#1601",
-}
-
-
 def test_what_others_report_to_have_run_is_not_denied_and_what_ran_out_is_not_promised(page):
     verdict, cures = page.locator(".memory-says p"), page.locator(".memory-more .cure")
-    for link, thread in (WORKED | RAN_OUT).items():
+    for link, thread in (REPORTS["ran"] | REPORTS["ran out of memory"]).items():
         follow(page, link)
         found = verdict.get_attribute("data-verdict")
         promised = found == "fits"
         # Unsloth keeps checkpoints in the host's memory: there a change must be named that helps.
         possible = found != "not" or ("unsloth" in thread and cures.count() > 0)
-        assert possible if link in WORKED else not promised, thread
+        assert possible if link in REPORTS["ran"] else not promised, thread
 
 
 def test_what_no_measurement_has_is_said_beside_the_answer(page):
