@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -84,16 +85,33 @@ def full_disk():
     return limited(resource.RLIMIT_FSIZE, 100_000)
 
 
-def wait_until(condition, limit=60):
+@contextlib.contextmanager
+def port_for_a_store():
+    """A free port of this host that the system gives to nobody else, and where nobody listens yet.
+
+    TCPStore opens it all the same: both ask for SO_REUSEADDR.
+    """
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
+
+
+def wait_until(condition, limit=600):
+    """The limit ends a hang, unless the test's own does before it."""
     end = time.monotonic() + limit
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
     assert condition()
 
 
-def alive(pid):
-    status = Path(f"/proc/{pid}/stat")
+def state(pid):
+    """The letter that ps shows; Z for a process that is gone, too."""
     try:
-        return status.read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # before it is opened, before it is read
+        return "Z"
+
+
+def alive(pid):
+    return state(pid) != "Z"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from running import wait_until
+from running import state, wait_until
 
 HANG = 300  # seconds; ends what hangs, and says nothing about what is merely slow
 CALLER = """
@@ -111,14 +111,13 @@ def test_an_interrupt_while_ranks_start_or_end_leaves_none_of_them():
                 assert caller.said() == "at work"
                 caller.process.send_signal(signal.SIGINT)
             assert caller.said() == "KeyboardInterrupt"
-            wait_until(lambda: caller.processes() == idle, HANG)
+            wait_until(lambda: caller.processes() <= idle, HANG)  # of which one may just be ending
 
 
 @pytest.mark.slow
 def test_ranks_that_no_longer_run_python_end_with_the_caller_too():
     def stopped():
-        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in caller.processes()]
-        return sum(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+        return [*map(state, caller.processes())].count("T")
 
     with running_caller() as caller:
         caller.launch(2, -1)
@@ -149,7 +148,7 @@ def test_a_hundred_interrupted_launches_leave_no_rank():
                 send(caller.process.pid, signal.SIGINT)
             while caller.said() == "at work":
                 pass
-            wait_until(lambda: caller.processes() == idle, HANG)
+            wait_until(lambda: caller.processes() <= idle, HANG)
 
 
 @pytest.mark.long
