@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import math
@@ -14,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -152,9 +152,12 @@ def kill():
     time.sleep({seconds})
     os.kill(os.getpid(), signal.SIGKILL)
 
+killer = threading.Thread(target=kill, daemon=True)
 if os.environ["RANK"] == "1":
-    threading.Thread(target=kill, daemon=True).start()
+    killer.start()
 runpy.run_path({program!r}, run_name="__main__")
+if killer.is_alive():
+    killer.join()  # a fast machine may have trained to the end by then
 """
 
 
@@ -166,20 +169,18 @@ def assert_equal(out, other):
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
-    out, rows = tmp_path / "out", []
+    out, steps, clip = tmp_path / "out", itertools.count(1), torch.nn.utils.clip_grad_norm_
 
-    def look():
-        while not rows:
-            rows.extend((out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else "")
-        os.kill(os.getpid(), signal.SIGTERM)
+    def told(*given):
+        if next(steps) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return clip(*given)
 
-    threading.Thread(target=look).start()
-    options = ["--out", out, "--data", tokens, *SMALL]
-    done = run_here(PROGRAM, *options)
+    with mock.patch("torch.nn.utils.clip_grad_norm_", told):
+        done = run_here(PROGRAM, "--out", out, "--data", tokens, *SMALL)
     assert done.returncode == 1
-    step = int(re.search(r"saved after step (\d+); the same command goes on", done.stderr)[1])
-    assert 2 <= step < 20
-    assert f"from step {step}\n" in run(out, tokens).stdout
+    assert "saved after step 7; the same command goes on" in done.stderr
+    assert "from step 7\n" in run(out, tokens).stdout
     assert_equal(out, whole)
     for step, both in losses(whole).items():  # means over the same steps
         assert losses(out)[step] == pytest.approx(both, rel=1e-6)
@@ -515,10 +516,11 @@ def test_a_lock_of_another_host_holds_as_long_as_it_lives(gpt, tmp_path):
     lock = tmp_path / ".run.lock"
     lock.write_text("process 1 on elsewhere, since 2026-01-01 00:00:00")
     args = SimpleNamespace(out=tmp_path)
-    assert "1 on elsewhere, since 2026-01-01 00:00:00, last heard of 0 s ago" in gpt.hold(args)
+    said = r"1 on elsewhere, since 2026-01-01 00:00:00, last heard of \d+ s ago"
+    assert re.search(said, gpt.hold(args))
     os.utime(lock, (1e9, 1e9))
     assert gpt.hold(args) is None
-    wait_until(lambda: time.time() - lock.stat().st_mtime < 600, limit=60)
+    wait_until(lambda: time.time() - lock.stat().st_mtime < 600)
     assert f"process {os.getpid()} on" in gpt.hold(SimpleNamespace(out=tmp_path))
     args.lock.close()
     lock.write_text("my own notes")
@@ -565,7 +567,7 @@ def test_a_rank_whose_torchrun_is_killed_while_it_imports_ends(tmp_path):
         rank = int(torchrun.stdout.readline())
         try:
             torchrun.kill()
-            torchrun.communicate(timeout=15)  # until the rank has closed it
+            torchrun.communicate(timeout=200)  # until the rank has closed it
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGKILL)
@@ -587,7 +589,7 @@ def test_a_terminal_that_is_closed_saves_first_and_nohup_trains_on(tokens, tmp_p
             training.send_signal(signal.SIGHUP)
             if nohup:
                 lines = log.read_text().count("\n")
-                wait_until(lambda: log.read_text().count("\n") > lines + 2, limit=60)
+                wait_until(lambda: log.read_text().count("\n") > lines + 2)
                 assert training.poll() is None
             else:
                 assert training.wait(200) == 1
