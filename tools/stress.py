@@ -25,7 +25,8 @@ def stop_one_rank(test: psutil.Process, seconds: float) -> None:
     """Stop one of the processes under `test` that is a rank, if there is one, for so long."""
     for process in random.sample(under := test.children(recursive=True), len(under)):
         with suppress(psutil.Error):  # it has ended meanwhile
-            if "RANK" in process.environ():
+            stopped = process.status() == psutil.STATUS_STOPPED  # by its test: it must stay so
+            if "RANK" in process.environ() and not stopped:
                 process.suspend()
                 try:
                     time.sleep(seconds)
