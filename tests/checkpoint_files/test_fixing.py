@@ -134,16 +134,6 @@ def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path
     assert same(loaded, net(Tied))
 
 
-def test_a_note_that_happens_to_be_a_tensors_name_is_no_tensor(tmp_path):
-    """As "epoch": "3" is beside a list of parameters, whose names are numbers."""
-    numbers = nn.ParameterList([torch.full((2,), float(i)) for i in range(5)])
-    save_file(numbers.state_dict(), tmp_path / "x.safetensors", {"format": "pt", "epoch": "3"})
-    assert list(inspect_checkpoint(tmp_path / "x.safetensors").keys) == list("01234")
-    report = fix_checkpoint(tmp_path / "x.safetensors", tmp_path / "y.safetensors")
-    assert list(report.names) == list("01234")
-    load_into(numbers, tmp_path / "y.safetensors")
-
-
 def test_names_that_safetensors_keeps_for_itself_lose_no_tensor(tmp_path):
     """The note on a tied tensor would go where the format is said."""
     weight = torch.arange(4.0)
@@ -158,13 +148,6 @@ def test_names_that_safetensors_keeps_for_itself_lose_no_tensor(tmp_path):
     path = saved(tmp_path, {"__metadata__": weight})
     with pytest.raises(CheckpointError, match=r"'__metadata__' is a name that .* Write a \.pt"):
         fix_checkpoint(path, tmp_path / "z.safetensors")
-
-
-def test_views_of_one_storage_are_written_out_for_safetensors(tmp_path):
-    weight = torch.arange(4.0)
-    state = {"a": weight, "b": weight.view(2, 2), "c": weight.view(4, 1)}
-    fix_checkpoint(saved(tmp_path, state), tmp_path / "y.safetensors")
-    assert bits(inspect_checkpoint(tmp_path / "y.safetensors").keys) == bits(state)
 
 
 def test_numbers_that_only_overlapping_slices_hide_are_left_out(tmp_path):
