@@ -386,6 +386,7 @@ def test_a_file_of_one_of_several_ranks_names_the_others(tmp_path):
     assert "ranks' files" not in repr(inspect_checkpoint(tmp_path / "lora_rank8.pt"))
     missing = "; not here: world_size_3_rank_0, world_size_3_rank_2)."
     assert missing in " ".join(repr(inspect_checkpoint(tmp_path / names[-1])).split())
+    assert foreign.parts_of(tmp_path / "x/rank_0.pt") == []  # nobody may list its folder
 
 
 def test_a_folder_of_deepspeeds_with_whole_weights_gives_those(tmp_path):

@@ -286,7 +286,7 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
     CheckpointError
         If they differ: the model can take only one of them.
     """
-    state = model.state_dict(keep_vars=True)
+    state = model.state_dict()
     found = match(values, state)
     missing = {*found.missing_keys}
 
