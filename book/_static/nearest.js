@@ -26,7 +26,7 @@ function saidIn(text) {
 }
 
 const nearest = ({ documents, others, silent, denied }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, FAR = 0.1, TELLS = 0.45, SURE = 0.6, BEHIND = 0.5;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, FAR = 0.1, TELLS = 0.5, SURE = 0.6, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
