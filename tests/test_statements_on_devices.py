@@ -383,17 +383,6 @@ class Where(nn.Module):
         return torch.full((len(x),), float(x.get_device()), device=x.device)
 
 
-@multigpu("torch/nn/parallel/data_parallel.py forward; test_data_parallel_model_device")
-@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-def test_data_parallel_wants_its_module_on_the_first_device(device):
-    words = (
-        "module must have its parameters and buffers on device cuda:0 (device_ids[0]) "
-        f"but found one of them on device: {device}"
-    )
-    with says(words):
-        nn.DataParallel(nn.Linear(1, 1).to(device), [0, 1])(torch.ones(2, 1))
-
-
 @multigpu("docs nn.DataParallel (its input may be on the CPU); torch.chunk")
 @pytest.mark.parametrize(("batch", "seen"), [(5, [0, 0, 0, 1, 1]), (1, [0])])
 def test_data_parallel_chunks_the_batch_over_the_gpus(batch, seen):
@@ -445,40 +434,6 @@ def _ddp_gradients(rank, world):
 @multigpu("docs notes/ddp.html; test/distributed/test_c10d_nccl.py")
 def test_ddp_gradients_are_those_of_one_process():
     in_ranks(_ddp_gradients)
-
-
-def _ddp_starts_from_rank_0(rank, world):
-    model = nn.BatchNorm1d(1).cuda()
-    with torch.no_grad():
-        model.weight.fill_(rank)
-    model = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
-    assert model.module.weight.item() == 0
-    model.module.running_mean.fill_(rank + 5)
-    model(torch.full((2, 1), 5.0).cuda())
-    assert model.module.running_mean.item() == 5
-
-
-@multigpu("docs DistributedDataParallel (warnings; broadcast_buffers, forward_sync_buffers)")
-def test_ddp_broadcasts_rank_0s_parameters_at_first_and_buffers_in_each_forward():
-    in_ranks(_ddp_starts_from_rank_0)
-
-
-def _ddp_words(rank, world):
-    ddp = nn.parallel.DistributedDataParallel
-    with says("device_ids can only be None or contain a single element.", ValueError):
-        ddp(nn.Linear(1, 1).cuda(), device_ids=[0, 1])
-    words = (
-        "DistributedDataParallel device_ids and output_device arguments only work with "
-        "single-device/multiple-device GPU modules or CPU modules, "
-        f"but got device_ids [{rank}], output_device None, and module parameters"
-    )
-    with says(words, ValueError):
-        ddp(nn.Linear(1, 1), device_ids=[rank])
-
-
-@multigpu("torch/nn/parallel/distributed.py __init__")
-def test_ddp_takes_one_device_id_and_none_for_a_cpu_module():
-    in_ranks(_ddp_words)
 
 
 def _cpu_tensor(rank, world):

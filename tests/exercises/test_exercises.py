@@ -196,14 +196,10 @@ def graded(folder, hand_in, *options, name="answers.py"):
 @pytest.mark.parametrize(
     ("hand_in", "right", "reason"),
     [
-        (RIGHT, True, "right on 2, 3 and 4 ranks"),
         (RIGHT + "raise SystemExit\n", True, "right on 2, 3 and 4 ranks"),
         (EXPORT.format(learners=SUMMED, books=RIGHT), False, "is summed, not divided by the"),
         (EXPORT.format(learners=RIGHT, books=SUMMED), True, "right on 2, 3 and 4 ranks"),
-        ("", False, "not written yet"),
-        (RIGHT.replace("(net):", "(net:"), False, "SyntaxError: '(' was never closed (answers.py"),
         (RIGHT + "import os\nos._exit(0)\n", False, "ended its own process, with status 0"),
-        (FORGED, False, "of 2 exited with 0"),
         (r"raise ValueError('\x1b[2J\nbuckets: right' + ' ' * 999 + '.' * 999)", False, "\x1b[2J"),
     ],
 )
