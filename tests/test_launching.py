@@ -176,11 +176,6 @@ def test_prints_are_shown_as_asked(capsys):
         assert capsys.readouterr().out == expected
 
 
-def test_a_megabyte_of_prints_blocks_nobody(capsys):
-    launch(lambda: print("x" * 1_000_000), show="all", timeout=HANG)
-    assert len(capsys.readouterr().out) == 2_000_000 + len("\n[rank 1] \n")
-
-
 def test_of_prints_without_end_the_first_and_the_last_are_kept_and_the_rest_is_counted(
     capsys, monkeypatch
 ):
