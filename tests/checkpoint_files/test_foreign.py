@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 from kinds_of_files import net, same, saved, written
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrizations import weight_norm
@@ -41,8 +38,6 @@ def tensors(folder, **dtypes):
 
 FP8, F32, F16, U8, I8, I32 = "float8_e4m3fn", "float32", "float16", "uint8", "int8", "int32"
 QUANTIZED = {  # keys and dtypes as each program writes them
-    "bitsandbytes, 4": {"q__weight": U8, "q__weight__absmax": U8, "q__weight__quant_map": F32,
-                        "q__weight__nested_absmax": F32, "q__weight__quant_state__nf4": U8},
     "bitsandbytes, 8": {"q__weight": I8, "q__SCB": F32, "q__weight_format": U8},
     "GPTQ": {"q__qweight": I32, "q__qzeros": I32, "q__scales": F16, "q__g_idx": I32},
     "AWQ": {"q__qweight": I32, "q__qzeros": I32, "q__scales": F16},
@@ -68,9 +63,6 @@ ADAPTERS = {
     "fuse_lora": {"unet__mid__to_q__lora_A__weight": DOWN, "unet__mid__to_q__lora_B__weight": UP},
     "pipe.": {"unet__mid__processor__to_q_lora__down__weight": DOWN,
               "unet__mid__processor__to_q_lora__up__weight": UP},
-    "pipe.load_lora": {"lora_unet_mid_to_q__lora_down__weight": DOWN,
-                       "lora_unet_mid_to_q__lora_up__weight": UP,
-                       "lora_unet_mid_to_q__alpha": (F32, ())},
     "by the program": {"layers__0__attn__q_proj__lora_a__weight": DOWN,
                        "layers__0__attn__q_proj__lora_b__weight": UP},
 }  # fmt: skip
@@ -112,13 +104,6 @@ def placeholders(folder):
     return deepspeed(folder, {"module": state, "param_shapes": [{}]}, name)
 
 
-def optimizers(folder):
-    state = {"base_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}},
-             "single_partition_of_fp32_groups": [torch.ones(3)]}  # fmt: skip
-    name = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    return deepspeed(folder, {"optimizer_state_dict": state}, name)
-
-
 def megatron(folder):
     for rank in ("mp_rank_00", "mp_rank_01"):
         (folder / "run" / "iter_0000007" / rank).mkdir(parents=True)
@@ -127,50 +112,16 @@ def megatron(folder):
     return path
 
 
-class Subclass:
-    """Pickled as a tensor of any class that wraps others."""
-
-    def __init__(self, kind, *about):
-        self.kind, self.about = kind, about
-
-    def __reduce__(self):
-        make = torch._utils._rebuild_wrapper_subclass
-        return torch._tensor._rebuild_from_type_v2, (make, self.kind, *self.about)
-
-
-def sharded_tensor(folder):
-    shape = ShardedTensor, torch.float32, (20,), (1,), 0, None, torch.device("cpu"), True
-    return saved(folder, {"_flat_param": Subclass(ShardedTensor, shape, ([], None))})
-
-
-def torchao(folder, part=None):
-    module = types.ModuleType("torchao")
-    module.Float8Tensor = type("Float8Tensor", (), {"__module__": module.__name__})
-    try:
-        sys.modules[module.__name__] = module
-        about = ((module.Float8Tensor, torch.float32, (2,)), {"qdata": torch.ones(2)})
-        state = {"a.weight": Subclass(module.Float8Tensor, *about)}
-        return saved(folder, {part: state, "epoch": 3} if part else state)
-    finally:
-        del sys.modules[module.__name__]
-
-
-ONNX = b"\x08\x0a\x12\x07pytorch\x1a\x062.15.0:\x10" + bytes(100)
 ONNX_BY_TEN = b"\x08\x0a\x12\x0aten-letter\x1a\x062.15.0:\x10" + bytes(100)  # its length: a newline
+# What other programs' own files are told is in test_made_by.py.
 FILES = {
     **{w: (lambda folder, k=k: tensors(folder, **k)) for w, k in QUANTIZED.items()},
     **{w: (lambda folder, k=k: adapter(folder, k)) for w, k in ADAPTERS.items()},
     "an adapter of rank 4 for 1 layers, to be added to the weights of 'acme/seven-{b": peft_folder,
     "They cannot be merged": prompts,
     "zero_to_fp32 {}/run whole -t global_step7": placeholders,
-    "the optimizer's, of DeepSpeed. If": optimizers,
     "a step of DeepSpeed's. If": lambda folder: placeholders(folder).parent,
     "--load-dir {}/run --save": megatron,
-    "FSDP1's ShardedTensor": sharded_tensor,
-    "quantized by torchao. W": torchao,
-    "torch.load('{}/x.pt', weights_only=False)['net'].items()": lambda f: torchao(f, "net"),
-    "gguf_file='x.gguf'": lambda folder: written(folder, b"GGUF" + bytes(100), "x.gguf"),
-    "this is ONNX": lambda folder: written(folder, ONNX, "model"),
     "ONNX, a program, whose": lambda folder: written(folder, ONNX_BY_TEN, "model"),
     "2 tensors without names under 'shadow_params'": lambda folder: saved(
         folder, {"decay": 0.9, "shadow_params": [torch.ones(2), torch.ones(3)]}

@@ -4,8 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from torchclinic.checkpoint_files import CheckpointError, fix_checkpoint, inspect_checkpoint
+from torchclinic.checkpoint_files import (
+    CheckpointError,
+    fix_checkpoint,
+    inspect_checkpoint,
+    load_into,
+)
 
 MADE_BY = Path(__file__).parent / "made_by"
 ROWS = re.findall(r"^\| `(.+?)` \|.*\| `(.+?)` \|$", (MADE_BY / "README.md").read_text(), re.M)
@@ -25,8 +31,11 @@ def test_a_file_of_another_program_is_told(name, words, tmp_path):
     if name in WEIGHTS:
         fix_checkpoint(MADE_BY / name, tmp_path / "fixed.pt")
     else:
-        with pytest.raises(CheckpointError, match=re.escape(words)):
+        refused = pytest.raises(CheckpointError, match=re.escape(words))
+        with refused:
             fix_checkpoint(MADE_BY / name, tmp_path / "fixed.pt")
+        with refused:
+            load_into(nn.Linear(2, 1), MADE_BY / name, strict=False)
 
 
 def test_the_list_has_every_file():
