@@ -122,11 +122,11 @@ def test_what_has_passed_is_not_run_again_where_the_folder_is_taken_along(reposi
     assert "01_fine" not in ran
 
 
-def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository):
-    shutil.copytree(run, repository / "book/runs/2xT4")
+def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository, tmp_path):
+    repository = shutil.copytree(repository, tmp_path / "repository")
+    run = (repository / "book/runs" / run.name).rename(repository / "book/runs/2xT4")
     (repository / "book/runs/1xH200").mkdir()
     shutil.copy(run / "machine.json", repository / "book/runs/1xH200")
-    shutil.rmtree(run)
     where = "# Where\n\n" + "".join(
         f"```{{where-this-was-run}} {what}\n```\n\n" for what in ("chapters", "machines")
     )
