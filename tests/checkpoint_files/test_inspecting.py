@@ -207,6 +207,13 @@ def test_what_a_run_keeps_is_not_offered_as_weights(kind, tmp_path):
     assert f"'{kind}'" not in inspect_checkpoint(saved(tmp_path, thing)).advice[0]
 
 
+def test_the_usual_names_of_weights_win_over_another_models(tmp_path):
+    names = "state_dict model_state_dict model model_state net network module weights params"
+    for name in [*names.split(), "model_weights", "net_state_dict"]:
+        path = saved(tmp_path, {"critic": net().state_dict(), name: net().state_dict()})
+        assert inspect_checkpoint(path).weights_at == name
+
+
 def test_a_command_is_on_one_line_however_long_the_path(tmp_path, monkeypatch):
     """Also where it stands in a note on what is no model's weights."""
     monkeypatch.chdir(tmp_path)
