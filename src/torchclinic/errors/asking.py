@@ -19,7 +19,8 @@ ENDING = r"(?:ing|ed|es|e|y|(?<!s)s)$"  # of a word with more than four letters,
 POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that the entry's text has
 MORE, LESS = 1.2, 0.9
 UNKNOWN = 6  # what a word of a question counts that nothing has
-CASE = 6  # what the words count, at least, for which a case is told first
+CASE = 6  # what the words count, at least, for which a case is told ...
+MOSTLY = 0.25  # ... and first, if they are such a share of the question
 CLOSE = 0.35  # if the best is less like a question, nothing is close ...
 FAR = 0.1  # ... unless it is not far,
 TELLS = 0.5  # and to a clause alone something is so much alike
@@ -146,11 +147,11 @@ def _scores(question: str) -> dict[str, float]:
     return scores
 
 
-def case_for(question: str, entry: Error) -> str:
+def what_to_do(question: str, entry: Error) -> str:
     """Of what an entry says to do, the case that a question is about, as a log would be, or else
-    that has most of its words, if it has some.
+    that has most of its words; after the first sentence, if these are few of the question's.
     """
-    cases = bullets(entry)
+    cases, do = bullets(entry), entry.in_brief[1]
     if ours := about(entry, question.split("\n"), 0, 0):
         return cases[ours[0]].removeprefix("- ")
     head = words(f"{entry.title} {entry.fix.partition(cases[0])[0] if cases[0] else entry.fix}")
@@ -160,7 +161,10 @@ def case_for(question: str, entry: Error) -> str:
         return sum(weights.get(word, 0) for word in words(case))
 
     best = max(cases, key=share)
-    return best.removeprefix("- ") if share(best) > CASE else ""
+    if share(best) <= CASE:
+        return do
+    case = best.removeprefix("- ")
+    return case if share(best) > MOSTLY * sum(weights.values()) else f"{do} Or: {case}"
 
 
 def weight_of(address: str) -> float:

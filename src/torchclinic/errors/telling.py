@@ -116,9 +116,8 @@ def _brief(address: str, said: str) -> str:
     """A line for an entry, with what to do in the case that is said, or for a section."""
     page, _, anchor = address.removeprefix("notebooks/").partition("#")
     if page.startswith("errors_") and (entry := catalogue().get(anchor)):
-        why, do = entry.in_brief
-        do = asking.case_for(said, entry) or do
-        return without_links(f"{anchor}: {entry.title}. {why} What to do: {do}")
+        do = asking.what_to_do(said, entry)
+        return without_links(f"{anchor}: {entry.title}. {entry.in_brief[0]} What to do: {do}")
     section = f"{page}#{anchor}".rstrip("#")
     leads = (e for e in catalogue().values() if e.chapters[:1] == [section])
     more = "; ".join(_brief(f"notebooks/{e.page}#{e.id}", said) for e in islice(leads, 1))
