@@ -14,6 +14,8 @@ from running import ROOT, parsed, ran
 
 from tools import chromium
 
+LIMIT = 300_000  # milliseconds; ends what hangs, and says nothing about what is merely slow
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
@@ -89,7 +91,9 @@ def visit(browser, address):
     with contextlib.ExitStack() as windows:
 
         def visit(name, without="no such file", **options):
-            page = windows.enter_context(browser.new_context(**options)).new_page()
+            window = windows.enter_context(browser.new_context(**options))
+            window.set_default_timeout(LIMIT)
+            page = window.new_page()
             page.route(without, lambda route: route.abort())
             page.goto(address + name)
             return page
@@ -101,6 +105,7 @@ def visit(browser, address):
 def opened(browser, site, request):
     """A module's page as a file on the disk, opened once; what it asks for and what goes wrong."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    page.set_default_timeout(LIMIT)
     page.asked, page.errors = [], []
     page.on("request", lambda request: page.asked.append(request.url))
     page.on("pageerror", lambda error: page.errors.append(str(error)))

@@ -31,7 +31,7 @@ WIDE_AND_SMALL = """() => [document.documentElement.scrollWidth, Math.min(99,
 
 # The page hears a little later that the system has another theme.
 THEME = """async (theme) => {
-    for (let i = 0; i < 50 && document.documentElement.dataset.theme != theme; i++)
+    for (let i = 0; i < 5000 && document.documentElement.dataset.theme != theme; i++)
         await new Promise(done => setTimeout(done, 20));
     return document.documentElement.dataset.theme;
 }"""
