@@ -66,17 +66,6 @@ def test_a_log_in_a_file_or_in_the_standard_input_is_explained(explain, tmp_path
     assert "Also in your log:\n  line 6, target-out-of-bounds: " in out
 
 
-def test_of_several_cases_the_one_that_the_log_names_comes_first(explain):
-    for last, first in [
-        ("DataLoader worker (pid 7) exited unexpectedly", "Do: Run it with `num_workers=0`"),
-        ("DataLoader worker (pid 7) is killed by signal: Terminated. ", "- `killed by signal: "),
-    ]:
-        _, out, _ = explain(given=f"{last}\n".encode())
-        (do,) = re.findall(r"(?s)^Do:.*", out, re.MULTILINE)
-        assert do.removeprefix("Do:\n\n").startswith(first), last
-        assert ("\n\nOtherwise: Run it with `num_workers=0`" in do) == first.startswith("-")
-
-
 def test_beside_the_case_of_the_log_a_long_list_of_others_is_left_to_the_entry(explain):
     log = "No slot '4' specified on host 'localhost'"
     _, out, _ = explain(given=f"ValueError: {log}\n".encode())
@@ -87,40 +76,28 @@ def test_beside_the_case_of_the_log_a_long_list_of_others_is_left_to_the_entry(e
 
 
 def case_of(log):
-    """The first words of the case that comes first, of the first entry."""
+    """The case of the first entry that comes first, if one does."""
     match = errors.find(log)[0]
     fix = cases.this_case_first(match.error, match.place)
-    return fix[2:17] if "\n\nOtherwise: " in fix else ""
+    return fix[2:] if "\n\nOtherwise: " in fix else ""
 
 
 def test_a_long_traceback_names_a_case():
     frames = 'File "a.py", line 3, in evaluation_loop\n' + 'File "/x/y.py", line 3, in f\n' * 28
     full = "CUDA out of memory. 20.00 GiB is free. Tried to allocate 1.00 GiB"
     for above in ("", "Traceback (most recent call last):\n", "step 1\n" * 40):
-        assert case_of(f"{above}{frames}OutOfMemoryError: {full}") == "Only in evaluat", above
+        case = case_of(f"{above}{frames}OutOfMemoryError: {full}")
+        assert case.startswith("Only in evaluation"), above
 
 
 def test_a_log_leads_to_its_case():
     """``cases.tsv``: how the case begins, or nothing; then a log, whose lines are parted by \\n."""
     text = Path(__file__).with_name("cases.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines() if line[0] != "#"]
-    found = [case_of(log.replace("\\n", "\n")) for _, log in rows]
-    wrong = [(row, is_) for row, is_ in zip(rows, found, strict=True) if is_ != row[0][:15]]
-    assert wrong == []
-    assert len(rows) >= 59
-
-
-def test_a_full_memory_in_the_evaluation_of_a_trainer_is_not_that_of_an_own_loop():
-    full = "OutOfMemoryError: CUDA out of memory."
-    for frame, says in [
-        ("trainer.py", "in evaluation_loop"),
-        ("operations.py", "in _pad\n    pad_across_processes(tensor)"),
-        ("evaluation_loop.py", "in validation_step"),
-    ]:
-        log = f'Traceback (most recent call last):\n  File "/x/{frame}", line 3, {says}\n{full}'
-        (match,) = errors.find(log)
-        told = cases.this_case_first(match.error, match.place).partition("Otherwise")[0]
-        assert ("eval_accumulation_steps" in told) == ("validation" not in says), says
+    for case, log in rows:
+        told = case_of(log.replace("\\n", "\n"))
+        assert (told.startswith(case), bool(told)) == (True, bool(case)), log
+    assert len(rows) >= 62
 
 
 def test_what_numbers_decide_is_a_case_of_an_entry():
@@ -237,7 +214,9 @@ def test_of_a_post_what_somebody_says_around_a_healthy_log_is_heard(explain):
     assert explain(log)[1].strip() == telling.HEALTHY
     rare = f"{'[INFO] step 10 | loss 0.31' * 99}\nloss is the mean, not the sum\n"
     assert asking.said_in(rare) == ""  # a program's sentence
-    no_me = post.replace("I start my", "Start the").replace("```", "```\n### Logs\n- [x] mine\n```", 1)
+    no_me = post.replace("I start my", "Start the").replace(
+        "```", "```\n### Logs\n- [x] mine\n```", 1
+    )
     told = asking.said_in(f"[BUG] {no_me}![picture](https://x.y/z.png) @somebody\n")
     assert told.strip().startswith("DDP: only")
     assert not set(told).intersection("#[@/")
