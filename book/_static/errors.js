@@ -141,7 +141,7 @@
     const nothing = phrase(program ? "other" : isError ? "none" : "short", { program });
     if (!said) return nothing;
     showNearest(said, nothing, text);
-    return (isError && said !== text) || clinic.fails(said) ? nothing : ""; // of words, what is near is said first
+    return clinic.fails(text) ? nothing : ""; // of words, what is near is said first
   }
 
   /** What is nearest to what somebody says, above it so; or that there is `nothing`. */

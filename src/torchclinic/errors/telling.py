@@ -56,7 +56,8 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     if not found:
         if not near and not signs(log):
             return NOT_CLOSE if said else HEALTHY
-        parts = [UNKNOWN if signs(log) else "", root, *near, ASK]
+        fails = first_failure(log.split("\n")) is not None
+        parts = [UNKNOWN if fails or (signs(log) and not near) else "", root, *near, ASK]
         return "\n\n".join(part for part in parts if part)
     first, *others = found
     error = first.error
