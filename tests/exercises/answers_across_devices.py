@@ -51,17 +51,6 @@ class left_behind:
         first = next(model.parameters(), torch.empty(0)).device
         return sorted(name for name, tensor in state.items() if tensor.device != first)
 
-    def parameters_alone(model):
-        """what is returned lacks the buffers"""
-        first = next(model.parameters(), torch.empty(0)).device
-        return sorted(n for n, p in model.named_parameters() if p.device != first)
-
-    def type_alone(model):
-        """what is returned lacks what is on another GPU"""
-        tensors = dict([*model.named_parameters(), *model.named_buffers()])
-        first = next(iter(tensors.values()), torch.empty(0)).device.type
-        return sorted(name for name, tensor in tensors.items() if tensor.device.type != first)
-
     def first_levels(model):
         """what is returned lacks what is three levels deep"""
         first, found = next(model.parameters(), torch.empty(0)).device, []

@@ -105,11 +105,6 @@ class all_stop:
         dist.broadcast(wish := torch.tensor(float(wish), device=device), 0)
         return wish.item() > 0
 
-    def most(wish, device):
-        """what is returned is True only if most want it"""
-        dist.all_reduce(wish := torch.tensor(float(wish), device=device))
-        return wish.item() > dist.get_world_size() / 2
-
     def next_to_it(wish, device):
         """[0, 0, 1], [0, 0, 0]], what is returned is ["""
         wishes = [None] * dist.get_world_size()
@@ -178,10 +173,6 @@ class buckets:
     def forwards(sizes, cap):
         """begins with the first parameter, whose gradient comes last"""
         return [[len(sizes) - 1 - i for i in part] for part in buckets.by_sum(sizes[::-1], cap)]
-
-    def no_rest(sizes, cap):
-        """lacks the last bucket"""
-        return buckets.by_sum(sizes, cap)[:-1]
 
     def never_over(sizes, cap):
         """for sizes [3, 3, 3, 3] and a cap of 8, what is returned closes a bucket before"""

@@ -83,19 +83,6 @@ class keep_best:
         model.load_state_dict(state)
         return best
 
-    def patience_in_all(model, losses, patience):
-        """the number that it takes is 6, not 7"""
-        best, bad = float("inf"), 0
-        for loss in losses:
-            if loss < best:
-                best, state = loss, copy.deepcopy(model.state_dict())
-            else:
-                bad += 1  # and never back to 0
-            if bad == patience:
-                break
-        model.load_state_dict(state)
-        return best
-
     def in_a_file(model, losses, patience):
         """right"""
         best, since = float("inf"), 0
