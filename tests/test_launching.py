@@ -349,8 +349,11 @@ def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, 
 
 def test_a_rank_that_goes_on_after_another_has_aborted_is_asked_where_it_is():
     def work():
+        store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 0:
+            store.wait(["rank 1 sleeps"])
             os.abort()
+        store.set("rank 1 sleeps", "")
         time.sleep(HANG)
 
     with pytest.raises(LaunchError, match="rank 0 of 2 was killed by SIGABRT") as caught:

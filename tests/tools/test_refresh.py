@@ -1,5 +1,7 @@
 """``tools/refresh.py`` runs a notebook and writes it back as the tests and the site want it."""
 
+from unittest import mock
+
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
@@ -16,7 +18,9 @@ FAILING = [
 pytestmark = pytest.mark.slow
 
 
-def test_refreshing_twice_gives_the_same_bytes_and_messages_are_whole(tmp_path):
+def test_refreshing_twice_gives_the_same_bytes_and_messages_are_whole(tmp_path, monkeypatch):
+    today = {"date.today.return_value.isoformat.return_value": "2026-01-02"}  # it may be midnight
+    monkeypatch.setattr(refresh, "datetime", mock.Mock(**today))
     path = tmp_path / "a.ipynb"
     expected = {"tags": ["raises-exception"]}
     cells = [new_code_cell(source) for source in SOURCES]
