@@ -19,13 +19,14 @@ GAP = 200  # squeezed characters for which a * in a pattern may stand
 SLICE = 2**18  # squeezed characters in which all patterns are looked for at once
 # What stands in a line, squeezed, before an error that a README only names; around one that it
 # quotes in a sentence, a line's end between; and before one that somebody has.
-PROSE = "^#+$|(?:if|when|case)you|you(?:see|get|runinto|encounter|hit)|toavoid|howtofix"
-PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|usersreport|whattodo(?:on|if|about)"
+PROSE = "^#+$|(?:if|when|case)you|you(?:see|get|runinto|encounter|hit)|toavoid"
+PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|usersreport"
 PROSE += "|^(?:docs?|feat|added|changed|removed|new|improved)(?:\\(.{1,30}\\))?:"
 QUOTED = (
     r"(?:^\*'[^'\n]{0,120}|(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?)"
 )
 QUOTED += r"\n.{3,200}?(?:'|\*\*)(?:[:.,|]?[a-z]|[>-]{1,2}[^?]{1,200}$)"
+QUOTED += r"|(?:howtofix|whattodo(?:on|if|about))[^\n]*\n[^?]*$"  # nobody asks
 # What stands before an error of which somebody says that it is not theirs.
 DENIED = "(?:(?:is|was|it's|be|but|and|[,;.(]|^)not|(?:is|was)n't|without"
 DENIED += "|(?:get|got|see|is|was|with|but|and|[,;.(]|^)no|ratherthan|insteadof)"
