@@ -92,12 +92,19 @@ def test_what_is_rounded_to_the_models_dtype_is_told():
         (0.1, "bfloat16", 0),
         (1 + 0j, "float32", 0),
         (float("inf"), "float16", 0),
+        (torch.tensor(200, dtype=torch.uint8), "int8", 1),
+        (torch.tensor(-1), "uint64", 1),
+        (torch.tensor(2**62 + 1), "uint64", 0),
+        (1e3, "float8_e4m3fn", 1),
+        (-1.0, "float8_e8m0fnu", 1),
+        (0.3, "float8_e4m3fn", 0),
     ],
 )
 def test_numbers_that_a_dtype_changes_more_than_by_rounding_are_named(number, dtype, count):
     model = nn.Module()
-    model.register_buffer("w", torch.zeros(3, dtype=getattr(torch, dtype)))
-    report = load_into(model, {"w": torch.tensor([1, number, 1])})
+    model.register_buffer("w", torch.zeros(2, dtype=getattr(torch, dtype)))
+    one, number = torch.tensor(1), torch.as_tensor(number)
+    report = load_into(model, {"w": torch.stack([number, one.to(number.dtype)])})
     assert report.changed == ({"w": 1} if count else {})
     row = "changed     numbers that are not only rounded in 1 of 1 tensors: w (1)"
     assert (row in repr(report)) == bool(count)
