@@ -483,32 +483,22 @@ def test_a_log_in_any_encoding_is_read(explain):
         assert "\nmodule-prefix: " in out, log
 
 
-@pytest.mark.slow
-def test_five_megabytes_are_explained_without_torch_on_a_terminal_of_any_encoding(tmp_path):
-    path = tmp_path / "log.txt"
-    text = "epoch 1: loss 0.523, test 81.20%, 12,345 images/s\n" * 100_000
-    path.write_text(f'{text}训练 Unexpected key(s) in state_dict: "module.weight".\n')
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    printed = ran("python", "-c", WITHOUT_TORCH, "explain", path, timeout=120, env=environment)
-    assert "\nmodule-prefix: " in printed
-    assert "line 100001: ?? Unexpected key(s)" in printed
-
-
-IN_LITTLE_MEMORY = """
+IN_LITTLE_MEMORY = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
-import torchclinic.cli
-torchclinic.cli.main()
-"""
+{WITHOUT_TORCH}"""
 
 
 @pytest.mark.slow
 def test_long_logs_are_explained_in_little_memory(tmp_path):
+    """And without torch, on a terminal of any encoding."""
     path = tmp_path / "rank0.log"
     many = "🚀 epoch 1: loss 0.523, 12,345 images/s\n" * 250_000
-    path.write_text(f"{many}{LOG}{many}")
-    said = ran("python", "-c", IN_LITTLE_MEMORY, "explain", path)
-    assert "line 250004, of rank 0: Unexpected key(s) in" in said
+    path.write_text(f'{many}训练 Unexpected key(s) in state_dict: "module.weight".\n{many}')
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    said = ran("python", "-c", IN_LITTLE_MEMORY, "explain", path, env=environment)
+    assert "line 250001, of rank 0: ?? Unexpected key(s)" in said
+    assert "\nmodule-prefix: " in said
 
 
 FILLER = "epoch 1: loss 0.523, 12,345 images/s\n" * 1800
@@ -564,12 +554,15 @@ def published(*urls):
 def test_links_lead_to_the_published_book_if_the_package_says_where_it_is(tmp_path):
     entry = catalogue()["port-in-use"]
     with published("Repository, https://b.example", "Documentation, https://a.example/book/"):
-        text = str(entry)
+        text, section = str(entry), errors.explain("how to save a tensor to disk in pytorch")
         with mock.patch.object(entries, "NOTEBOOKS", tmp_path / "gone"):
             table = errors.of_chapter("rung_4_distributed")._repr_markdown_()
     book = "https://a.example/book/notebooks"
     assert f"{book}/errors_ranks.html#port-in-use" in text
     assert f"{book}/errors_ranks.html#port-in-use" in table
     assert f"{book}/09_rung_4_distributed.html#the-port-is-in-use" in text
+    assert f"\n  {book}/01_tensors_on_disk.html#how-do-i-save-a-tensor" in section
     with published("Repository, https://b.example"):
         assert "\n    errors_ranks#port-in-use\n    09_rung_4_distributed#" in str(entry)
+        section = errors.explain("how to save a tensor to disk in pytorch")
+        assert "\n  01_tensors_on_disk#how-do-i-save-a-tensor" in section
