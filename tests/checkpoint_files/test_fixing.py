@@ -309,6 +309,14 @@ def test_containers_in_extra_state_are_of_pythons_and_torchs_own_kinds(tmp_path)
     assert [*fix_checkpoint(path, tmp_path / "y.pt").dropped] == ["_extra_state"]
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_extra_state_that_torch_load_would_refuse_is_left_out(protocol, tmp_path):
+    state = {"w": torch.ones(2), "_extra_state": {"kinds": frozenset("a")}}
+    torch.save(state, tmp_path / "x.pt", pickle_protocol=protocol)
+    assert [*fix_checkpoint(tmp_path / "x.pt", tmp_path / "y.pt").dropped] == ["_extra_state"]
+    assert [*torch.load(tmp_path / "y.pt", weights_only=True)] == ["w"]
+
+
 def test_a_tensor_in_extra_state_is_checked_and_written_like_any(tmp_path):
     whole = torch.cat([torch.full((2,), torch.nan), torch.arange(1_000_000.0)])
     part, scale = whole[:2], torch.arange(100.0)

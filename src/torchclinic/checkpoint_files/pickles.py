@@ -284,7 +284,7 @@ class _InertUnpickler(pickle._Unpickler):
         self.stack[-1].update(items)
 
     def load_frozenset(self) -> None:
-        items = frozenset(_set(self.pop_mark()))
+        items = StandIn("frozenset", (_set(self.pop_mark()),))  # weights_only=True has none
         self.append(items)
 
     dispatch |= {
