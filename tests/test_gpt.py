@@ -800,6 +800,9 @@ def test_a_sharded_model_draws_what_a_whole_one_draws(gpt):
 
     def drawn():
         program = SimpleNamespace(**runpy.run_path(str(PROGRAM), run_name="read"))
+        model, args = new_model(program, parallel="hsdp", ranks=2, shard=1)
+        copy = program.parallelize(model, args).embedding.weight
+        assert copy.to_local().shape == copy.shape  # nobody else has a share of it
         model, args = new_model(program, parallel="fsdp", ranks=2)
         return program.generate(program.parallelize(model, args), first, **sure)
 
