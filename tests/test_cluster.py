@@ -86,13 +86,13 @@ def test_the_sbatch_script_saves_when_its_time_is_over_and_goes_on_when_it_is_re
     tiny = "--context 16 --layers 1 --width 16 --batch 4 --steps 600 --log-every 20 --peak 1"
     script = ["bash", SBATCH, "--data", out.parent / "tokens.npy", *tiny.split()]
     over, again = slurm | {"TIME_IS_OVER": "1"}, slurm | {"SLURM_RESTART_COUNT": "1"}
-    done = subprocess.run(script, env=over, timeout=200, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(script, env=over, timeout=900, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.startswith(
         f"job {slurm['SLURM_JOB_ID']}, start 1, nodes localhost localhost"
     )
     (saved,) = {int(step) for step in re.findall(r"saved after step (\d+)", done.stderr)}
     assert saved < 600
-    output = ran(*script, env=again, timeout=200, cwd=ROOT)
+    output = ran(*script, env=again, timeout=900, cwd=ROOT)
     assert "start 2" in output
     assert f"from step {saved}\n" in output
 
