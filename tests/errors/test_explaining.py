@@ -183,6 +183,10 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
     assert len(nearest) == 3
     assert "\n  cuda-out-of-memory: " in (out := explain("cuda oom during validation only")[1])
     assert "What to do: Only in evaluation" in out
+    long = "I have a new card, and the GPU utilization is low in my 3D net. An epoch takes an hour"
+    told = asking.what_to_do(f"{long}, most of it at 0 %.", errors.catalogue()["gpu-idle"])
+    assert told.startswith("Always at 0 %")  # though a case has a rare word of it
+    assert "slice-saves-storage: " in explain("why is my saved tensor file so large")[1]
     ram = "each worker needs more memory"
     for denied in ("It is not a CUDA out of memory", "no cuda oom", "it’s not a hang"):
         assert asking.nearest(f"{ram}. {denied}") == asking.nearest(ram), denied
