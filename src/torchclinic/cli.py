@@ -125,7 +125,8 @@ def _explain(options: argparse.Namespace) -> int:
 
     what = options.what or ["" if sys.stdin.isatty() else "-"]
     if dumps := flight_recorder.dumps_in(what):
-        ranks, absent = flight_recorder.read(dumps)
+        one_by_one = ((str(file), file.read_bytes()) for file in dumps)
+        ranks, absent = flight_recorder.read(one_by_one)
         differences = flight_recorder.compare(ranks)
         entries = [(errors.catalogue()[t["entry"]], t["says"]) for t in differences if "entry" in t]
         found = [errors.Match(entry, text=says) for entry, says in entries]

@@ -68,18 +68,18 @@ class _Data(pickle._Unpickler):
 # --- reading ------------------------------------------------------------------------------------
 
 
-def dumps_in(paths: list[str]) -> dict[str, bytes]:
-    """The content by name of the dumps in a folder, or of the files; none if it is no dumps."""
+def dumps_in(paths: list[str]) -> list[Path]:
+    """The dumps in a folder, or the files; none if they are no dumps."""
     files = [Path(path) for path in paths if path]
     if len(files) == 1 and os.path.isdir(files[0]):  # which words too long for a name are not
         named = [f for f in sorted(files[0].iterdir()) if re.search(KNOWN["rank"], f.name)]
         files = list(filter(_begins_as_dump, named))
     if not any(map(_begins_as_dump, files)):
-        return {}
+        return []
     for file in files:
         if logs.checked(file).stat().st_size > LARGEST:
             raise _error("large", name=file)
-    return {str(f): f.read_bytes() for f in files}
+    return files
 
 
 def _begins_as_dump(file: Path) -> bool:
@@ -95,10 +95,10 @@ def is_dump(start: bytes) -> bool:
     return start.startswith(b"\x80\x02}") and named
 
 
-def read(contents: dict[str, bytes]) -> tuple[dict[int, list[dict]], list[int]]:
-    """Each rank's calls, from the dumps' contents by name; and the ranks that have no dump."""
+def read(contents: Iterable[tuple[str, bytes]]) -> tuple[dict[int, list[dict]], list[int]]:
+    """Each rank's calls, from the dumps' names and contents; and the ranks that have no dump."""
     ranks, names, known = {}, {}, set()
-    for name, content in contents.items():
+    for name, content in contents:
         if not (found := re.search(KNOWN["rank"], name)):
             raise _error("nameless", name=name)
         if (rank := int(found[1])) in ranks:

@@ -39,7 +39,7 @@ def dump(*entries, ranks="[0, 1, 2, 3]", version="2.4"):
 
 def compared(*dumps, **others):
     contents = {f"trace_{rank}": pickle.dumps(dump, 2) for rank, dump in enumerate(dumps)}
-    ranks, absent = flight_recorder.read(contents | others)
+    ranks, absent = flight_recorder.read((contents | others).items())
     return flight_recorder.compare(ranks), absent
 
 
@@ -147,6 +147,15 @@ def test_a_text_that_many_groups_share_takes_its_memory_once():
     tracemalloc.stop()
 
 
+def test_of_many_dumps_one_at_a_time_is_in_memory(explain, tmp_path):
+    for rank in range(30):
+        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(dump(entry()), 2) + bytes(1_000_000))
+    tracemalloc.start()
+    assert "no difference" in explain(tmp_path)[1]
+    assert tracemalloc.get_traced_memory()[1] < 15e6
+    tracemalloc.stop()
+
+
 # --- bad input ----------------------------------------------------------------------------------
 
 
@@ -204,7 +213,7 @@ def test_a_byte_that_takes_a_hundred_of_memory_is_not_taken_a_million_times(fill
     content = pickle.dumps(dump(entry()), 2)[:-2] + b"](" + filling * 1_000_000
     tracemalloc.start()
     with pytest.raises(UserError):
-        flight_recorder.read({"trace_0": content})
+        flight_recorder.read([("trace_0", content)])
     assert tracemalloc.get_traced_memory()[1] < 30 * len(content)
     tracemalloc.stop()
 
@@ -213,4 +222,4 @@ def test_every_cut_of_a_dump_is_refused_or_read():
     whole = pickle.dumps(dump(entry()), 2)
     for end in range(len(whole)):
         with pytest.raises(UserError):
-            flight_recorder.read({"trace_0": whole[:end], "trace_1": whole})
+            flight_recorder.read([("trace_0", whole[:end]), ("trace_1", whole)])
