@@ -758,25 +758,14 @@ def complex_numbers_at_an_odd_place(folder):
     return repacked(written(folder, data), lambda _, data: data)
 
 
-@bad("a folder; name a checkpoint in it (a.pt, b.pt)")
-def folder_with_two_files(folder):
-    for name in ("a.pt", "b.pt"):
-        saved(folder, state(), name)
-    return folder
-
-
-@bad("name a checkpoint in it (model.safetensors, model_1.safetensors, optimizer.bin)")
-def two_models_of_accelerates(folder):
-    for name in ("model.safetensors", "model_1.safetensors", "optimizer.bin"):
-        saved(folder, state(), name)
-    return folder
-
-
-@bad("name a checkpoint in it (averages.pth, last.pth.tar)")
-def averages_beside_the_weights(folder):
-    for name in ("averages.pth", "last.pth.tar"):
-        saved(folder, state(), name)
-    return folder
+for _name, *_files in [
+    ("folder_with_two_files", "a.pt", "b.pt"),
+    ("two_models_of_accelerates", "model.safetensors", "model_1.safetensors", "optimizer.bin"),
+    ("averages_beside_the_weights", "averages.pth", "last.pth.tar"),
+]:
+    bad(f"name a checkpoint in it ({', '.join(_files)})", _name)(
+        lambda folder, files=_files: [saved(folder, state(), name) for name in files] and folder
+    )
 
 
 @bad("makes one model of it: python ")
