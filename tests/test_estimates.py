@@ -93,13 +93,9 @@ def test_gpt_2_is_twelve_blocks_embeddings_and_a_norm():
 PUBLISHED = {  # tables, layers, hidden, heads, KV heads, MLP, head size, vocabulary, parameters
     "llama 2": (2, 32, 4096, 32, 32, 11008, 128, 32000, 6_738_415_616),
     "llama 3.2": (1, 16, 2048, 32, 8, 8192, 64, 128256, 1_235_814_400),
-    "llama 3.2, 3B": (1, 28, 3072, 24, 8, 8192, 128, 128256, 3_212_749_824),
     "llama 3.1": (2, 32, 4096, 32, 8, 14336, 128, 128256, 8_030_261_248),
-    "llama 3.1, 70B": (2, 80, 8192, 64, 8, 28672, 128, 128256, 70_553_706_496),
     "qwen3": (1, 36, 2560, 32, 8, 9728, 128, 151936, 4_022_468_096),
     "qwen3, 8B": (2, 36, 4096, 32, 8, 12288, 128, 151936, 8_190_735_360),
-    "qwen3, 14B": (2, 40, 5120, 40, 8, 17408, 128, 151936, 14_768_307_200),
-    "qwen3, 32B": (2, 64, 5120, 64, 8, 25600, 128, 151936, 32_762_123_264),
 }
 
 
@@ -201,7 +197,7 @@ def rotated(x, angles):
 
 @pytest.mark.parametrize("block", ["llama", "qwen3"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-@pytest.mark.parametrize(("experts", "chosen"), [(4, 1), (4, 3), (16, 8)])
+@pytest.mark.parametrize(("experts", "chosen"), [(4, 1), (16, 8)])
 def test_a_layer_of_experts_saves_and_computes_what_the_formula_says(
     block, precision, experts, chosen
 ):
@@ -244,8 +240,7 @@ def saved(sizes, precision, fused, sequence=40):
 
 @pytest.mark.parametrize("block", ["llama", "qwen3"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-@pytest.mark.parametrize(("hidden", "mlp"), [(64, 176), (128, 320)])
-@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize(("hidden", "mlp", "kv_heads"), [(64, 176, 2), (128, 320, 4)])
 def test_a_layer_of_today_saves_what_the_formula_says(block, precision, hidden, mlp, kv_heads):
     s, heads = 40, 4
     sizes = {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp": mlp}
