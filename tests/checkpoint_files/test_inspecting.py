@@ -8,6 +8,7 @@ import subprocess
 import time
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from torch.nn.parallel import DataParallel
 from torchclinic.checkpoint_files import (
     CheckpointError,
     fix_checkpoint,
+    foreign,
     inspect_checkpoint,
     load_into,
+    reading,
 )
 
 
@@ -266,6 +269,15 @@ def test_what_an_index_does_not_list_is_told(tmp_path):
         load_into(two, tmp_path),
     ):
         assert "left out    2 in shards, and not in the index there: b, d" in repr(report)
+
+
+def test_the_names_of_all_shards_are_not_made_for_each_file_of_a_folder(tmp_path):
+    for number in range(50):
+        (tmp_path / f"model-{number:05d}-of-09999.bin").touch()
+    parts_of = mock.Mock(wraps=foreign.parts_of)
+    with mock.patch.object(reading, "parts_of", parts_of), pytest.raises(CheckpointError):
+        inspect_checkpoint(tmp_path)
+    assert parts_of.call_count == 2
 
 
 def test_a_long_key_above_many_dicts_is_shown_once(tmp_path):

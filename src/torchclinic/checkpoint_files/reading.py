@@ -302,7 +302,7 @@ def _read_folder(path: Path) -> Checkpoint:
     if len(indices) == 1:
         return _open_inside(path, indices[0])
     shards = [name for name in weights if SHARD.search(name) and not indices]
-    for first in [path / name for name in shards if parts_of(path / name)][:1]:
+    for first in (path / name for name in shards if parts_of(path / name)):  # the first one
         if parts_of(first) == shards:
             return _read_shards(path, shards)
         raise CheckpointError(f"{first}: {part_note(first)}")
