@@ -844,6 +844,20 @@ bad("link out of its folder", "index_that_is_a_link")(lambda f: linked(f, "/dev/
 bad("link out of its folder", "weights_that_are_a_link")(lambda f: linked(f, plain(f), "x.pt"))
 
 
+@bad("'conv.weight' is in m-00001-of-00002.bin and in m-00002-of-00002.bin")
+def shards_that_share_a_key_without_an_index(folder):
+    for number in "12":
+        saved(folder, state(), f"m-0000{number}-of-00002.bin")
+    return folder
+
+
+@bad("m-00001-of-00002.bin and m-00002-of-00002.bin are one file")
+def shards_that_are_one_file(folder):
+    first = saved(folder, state(), "m-00001-of-00002.bin")
+    (folder / "m-00002-of-00002.bin").hardlink_to(first)
+    return folder
+
+
 @bad("link out of its folder")
 def shard_that_is_a_link(folder):
     inner = linked(folder, safetensors_file(folder), "a.safetensors")

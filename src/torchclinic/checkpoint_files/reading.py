@@ -342,12 +342,15 @@ def _read_index(index: Path) -> Checkpoint:
 def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = None) -> Checkpoint:
     """All of a folder's; without an index, that of the folder, each key is where it is."""
     folder = index if homes is None else index.parent
-    whole, trees, kinds = Checkpoint(index, "", {}, []), {}, set()
+    whole, trees, kinds, known = Checkpoint(index, "", {}, []), {}, set(), {}
     for name in names:
         if Path(name).name != name or name.endswith(".index.json"):
             raise CheckpointError(f"{index}: it names {name!r}, which is no shard beside it.")
         if not (folder / name).is_file():
             raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
+        about = (folder / name).stat()
+        if (other := known.setdefault((about.st_dev, about.st_ino), name)) != name:
+            raise CheckpointError(f"{index}: {other} and {name} are one file. Copy them again.")
         shard = _open_inside(folder, name)
         if not isinstance(shard.tree, dict):
             raise CheckpointError(f"{index}: {name} is no dict of tensors, as a shard is.")
@@ -358,7 +361,13 @@ def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = N
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
     pairs = [(key, name) for name, tree in trees.items() for key in tree]
-    homes = dict(pairs) if homes is None else homes
+    if homes is None:
+        homes = dict(pairs)
+        for key, name in [(key, name) for key, name in pairs if homes[key] != name][:1]:
+            raise CheckpointError(
+                f"{index}: {key!r:.80} is in {name} and in {homes[key]}, and there is no index. "
+                "Copy its .index.json as well, or name one of the shards."
+            )
     for key, name in homes.items():
         if key not in trees[name]:
             raise CheckpointError(f"{index}: {key!r} is not in {name}, where it should be.")
