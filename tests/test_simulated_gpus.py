@@ -1,6 +1,6 @@
 """Simulated GPUs: which processes see them, who is refused, and what is said of speed.
 
-What they do, once there: `test_statements_on_devices.py`, under `make test-simulated`.
+What they do, once there: `test_statements_on_devices.py`, under `make simulated`.
 """
 
 import os
@@ -9,11 +9,10 @@ import sys
 
 import pytest
 import torch
-from running import FORKED, pretend, ran
+from running import FORKED, SIMULATE, pretend, ran
 
 from torchclinic import UserError, simulated_gpus
 
-SIMULATE = [sys.executable, "-m", "torchclinic", "simulate"]
 SETTINGS = simulated_gpus.describe(2)
 
 STARTED = """
@@ -132,7 +131,7 @@ with profile(activities=supported_activities(), acc_events=True) as profiled:
     torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")
 print(*{event.key for event in profiled.key_averages()} & {"aten::mm"}, len(supported_activities()))
 """
-    command = [*SIMULATE, "--with-real-gpu", "1", sys.executable, "-c", code]
+    command = [*SIMULATE, "1", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout == "aten::mm 2\n"
     assert "Failed" not in done.stderr

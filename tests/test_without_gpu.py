@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import yaml
-from running import ROOT, ran
+from running import ROOT, SIMULATE, ran
 
 PAGE = (ROOT / "book" / "test_without_gpu.md").read_text()
 
@@ -25,13 +25,12 @@ def test_the_bug_of_the_page_is_found_and_cured(tmp_path):
     model, test = blocks("python")
     (tmp_path / "model.py").write_text(model)
     (tmp_path / "test_model.py").write_text(test)
-    simulate = [sys.executable, "-m", "torchclinic", "simulate", "--with-real-gpu", "2"]
     [error] = blocks("text")
-    found = pytest_says(tmp_path, *simulate)
+    found = pytest_says(tmp_path, *SIMULATE, "2")
     assert error.strip() in found
     assert "2 failed, 1 passed" in found
     (tmp_path / "model.py").write_text(model.replace("bool)", "bool, device=scores.device)"))
-    assert "3 passed" in pytest_says(tmp_path, *simulate)
+    assert "3 passed" in pytest_says(tmp_path, *SIMULATE, "2")
 
 
 def test_the_workflow_is_one_of_githubs_and_runs_the_commands_of_the_page(tmp_path):
