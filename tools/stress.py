@@ -21,12 +21,19 @@ REPORTS = [ROOT / "_build" / "reports" / f"{part}.xml" for part in COMMAND[2:]]
 BURNER = [sys.executable, "-c", "while True: pass"]
 
 
+def is_rank(process: psutil.Process) -> bool:
+    """By the variable of one that torchrun starts; those of `launch` are the fork server's."""
+    above = process.parent()
+    of_launch = above is not None and "forkserver" in " ".join(above.cmdline())
+    return of_launch or "RANK" in process.environ()
+
+
 def stop_one_rank(test: psutil.Process, seconds: float) -> None:
     """Stop one of the processes under `test` that is a rank, if there is one, for so long."""
     for process in random.sample(under := test.children(recursive=True), len(under)):
         with suppress(psutil.Error):  # it has ended meanwhile
             stopped = process.status() == psutil.STATUS_STOPPED  # by its test: it must stay so
-            if "RANK" in process.environ() and not stopped:
+            if is_rank(process) and not stopped:
                 process.suspend()
                 try:
                     time.sleep(seconds)
