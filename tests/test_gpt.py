@@ -348,6 +348,15 @@ def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_p
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["seed"] == 7
 
 
+def test_the_help_says_of_each_option_what_it_is_and_whether_it_is_fixed(gpt, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpt.py", "--help"])
+    with pytest.raises(SystemExit):
+        gpt.parse()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--clip CLIP highest norm of the gradients (1.0; fixed once a run has begun) --" in told
+    assert "--log-every LOG_EVERY steps between two lines and validations (50) --" in told
+
+
 def test_what_is_of_no_option_s_type_in_the_settings_is_not_taken(gpt, tmp_path, monkeypatch):
     for text, taken in {
         "[1]": {},
