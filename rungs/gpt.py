@@ -248,10 +248,10 @@ def batches(train, args, done, rank, ranks):
         epoch, place = divmod(step, per_epoch)
         if order is None or place == 0:
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train))
-        ids = torch.from_numpy(train[order[place * args.batch :][: args.batch]].astype(np.int64))
+        ids = train[order[place * args.batch :][: args.batch]]
         if ids.max() >= args.vocabulary:  # on a GPU, the embedding would not say which
             leave(f"--vocabulary {args.vocabulary}: the data has the id {ids.max()}")
-        mine = ids[rank::ranks]
+        mine = torch.from_numpy(ids[rank::ranks].astype(np.int64))
         yield mine.pin_memory() if args.device.type == "cuda" else mine  # copied beside computing
 
 
@@ -872,7 +872,7 @@ def run(args, train, held_out):
         # After a first backward pass, DDP puts the gradients into other buckets. With three ranks
         # or more that changes the order of sums, and so the last digits of a run that goes on.
         for _ in range(2 if args.parallel == "ddp" else 0):
-            add_gradients(called, torch.from_numpy(train[:1].astype(np.int64)), args, scaler)
+            add_gradients(called, torch.from_numpy(held_out[:1].astype(np.int64)), args, scaler)
         optimizer.zero_grad()
         start, progress = load_newest(args, steps, model, optimizer, scaler)
     data = batches(train, args, start, args.rank, args.ranks)

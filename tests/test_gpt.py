@@ -412,12 +412,13 @@ def test_data_that_cannot_be_right_is_refused_in_one_sentence(gpt, tokens, tmp_p
             gpt.read_and_check(args)
 
 
-def test_every_rank_sees_an_id_that_is_too_high_in_the_share_of_one(gpt):
-    train, device = np.zeros((4, 5), int), torch.device("cpu")
-    train[2] = 9
+@pytest.mark.parametrize("high", [9, 2**64 - 1])
+def test_every_rank_sees_an_id_that_is_too_high_in_the_share_of_one(gpt, high):
+    train, device = np.zeros((4, 5), np.uint64), torch.device("cpu")
+    train[2] = high
     args = SimpleNamespace(batch=4, steps=1, seed=0, vocabulary=9, device=device)
     for rank in (0, 1):
-        with pytest.raises(SystemExit, match="--vocabulary 9: the data has the id 9"):
+        with pytest.raises(SystemExit, match=f"--vocabulary 9: the data has the id {high}"):
             next(gpt.batches(train, args, 0, rank, 2))
 
 
