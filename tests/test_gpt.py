@@ -423,13 +423,13 @@ def test_every_rank_sees_an_id_that_is_too_high_in_the_share_of_one(gpt, high):
 
 
 def test_a_base_of_the_same_shape_is_known_by_its_numbers(gpt, tokens, tmp_path):
-    sums, high = set(), [0, 0, 0, 1] * 250  # the last byte of each number
-    for other in (bytes(1000), bytes([1] * 1000), bytes(high)):
-        (tmp_path / "base").write_bytes(bytes(50_000) + other + bytes(40_000))
+    sums = set()
+    for other in (b"\0", b"\1"):
+        (tmp_path / "base").write_bytes(bytes(50_500) + other + bytes(40_000))
         args = usual(gpt, base=tmp_path / "base", data=tokens, context=16)
         gpt.read_and_check(args)
         sums.add(args.checksum)
-    assert len(sums) == 3
+    assert len(sums) == 2
 
 
 def test_a_full_disk_is_said_with_the_folder(gpt, tmp_path, monkeypatch):
