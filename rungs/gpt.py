@@ -725,7 +725,7 @@ def draw(model, held_out, args):
     else:
         ids = tokens[0].tolist()
         text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
-        how = partial(Path.write_text, data=text + "\n")
+        how = partial(Path.write_text, data=text + "\n", encoding="utf-8")
     file = args.out / f"drawing.{'png' if pictures else 'txt'}"
     say(f"drawn: {write_somewhere(file, how).name}")
 
@@ -800,7 +800,8 @@ def read_base(path):
     """A file that --export wrote, and the options that gave its weights their shapes; or none."""
     with contextlib.suppress(OSError, SafetensorError, *MALFORMED):
         if path and path.is_file():  # a pipe would wait
-            base = safe_open(path, "pt")
+            with open(path, "rb") as file:  # its own name may be no UTF-8
+                base = safe_open(f"/dev/fd/{file.fileno()}", "pt")
             shape = {name: json.loads(base.metadata()[name]) for name in SHAPE}
             if all(type(value) is type(OPTIONS[name][0]) for name, value in shape.items()):
                 return base, shape
@@ -900,4 +901,5 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no UTF-8
     main()

@@ -335,6 +335,16 @@ def test_a_base_with_options_of_another_kind_is_none(gpt, tmp_path, layers):
     assert gpt.read_base(tmp_path / "base") == (None, {})
 
 
+def test_a_path_that_is_no_utf8_can_be_a_base_and_be_said(gpt, tmp_path, monkeypatch, capsys):
+    exported(base := tmp_path / os.fsdecode(b"\xff.safetensors"))
+    assert gpt.read_base(base)[1]["layers"] == 3
+    monkeypatch.setattr(sys, "argv", ["gpt.py", "--out"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(PROGRAM), run_name="__main__")
+    gpt.say("\udcff")
+    assert capsys.readouterr().out == "\\udcff\n"
+
+
 def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_path, monkeypatch):
     def late(args):
         monkeypatch.setitem(gpt.find_start.__globals__, "hold", hold)
