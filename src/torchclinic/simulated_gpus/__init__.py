@@ -11,7 +11,7 @@ storage carries the number of a GPU, and PyTorch's own errors are raised where d
 | memory as the sum of storages, out of memory at a limit | fragmentation, the context's memory |
 | each GPU's random generator | CUDA's own random numbers |
 | streams and events, whose work is done at once | races between streams |
-| autocast and the scaler | kernels that a GPU lacks |
+| autocast and the scaler | kernels that a GPU lacks; DLPack, which finds CPU tensors |
 | `CUDA_VISIBLE_DEVICES`, CUDA's error in a forked process | `torch.compile`: it runs eagerly |
 """
 
