@@ -108,69 +108,28 @@ def to_blocks(weight):
     return plain, {"weight": low.reshape(weight.shape), "weight_scale_inv": scales}
 
 
-def squeezed(numbers):
-    """Eight numbers of 4 bits, along the last axis, in each int32."""
-    wide = numbers.reshape(*numbers.shape[:-1], -1, 8).long() << torch.arange(0, 32, 4)
-    return wide.sum(-1).to(torch.uint32).view(torch.int32)
-
-
-def four_bits(weight):
-    """Numbers around 8, [in, out], a scale for each output, and what they stand for."""
-    scales = weight.abs().amax(1, keepdim=True) / 7
-    numbers = (weight / scales).round()
-    return (numbers + 8).T, scales.T, numbers * scales
-
-
-def to_gptq(weight):
-    numbers, scales, plain = four_bits(weight)
-    parts = {"qweight": squeezed(numbers.T).T, "qzeros": squeezed(torch.full(scales.shape, 7))}
-    return plain, parts | {"scales": scales, "g_idx": torch.zeros(len(numbers)).int()}
-
-
-def to_awq(weight):
-    numbers, scales, plain = four_bits(weight)
-    mixed = numbers.reshape(len(numbers), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1)
-    zeros = squeezed(torch.full(scales.shape, 8))
-    return plain, {"qweight": squeezed(mixed), "qzeros": zeros, "scales": scales}
-
-
 BLOCK = 16
-FOUR = {"bits": 4, "group_size": -1}
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
 
 
-@made_by("safetensors/deepseek_float8", pack=to_blocks, names="float8", config=DEEPSEEK)
-@made_by(
-    "safetensors/gptq",
-    pack=to_gptq,
-    names="GPTQ",
-    way="dequantize_model",
-    config=FOUR | {"quant_method": "gptq"},
-)
-@made_by(
-    "safetensors/awq",
-    pack=to_awq,
-    names="AWQ",
-    way="by torch",
-    config=FOUR | {"quant_method": "awq"},
-)
-def written(folder, pack, config, names, way="from_pretrained"):
-    """By hand, in the layout: the programs that pack and unpack it need a GPU."""
+@made_by("safetensors/deepseek_float8")
+def by_deepseek(folder):
+    """By hand, in the layout: the programs that pack need a GPU."""
     from safetensors.torch import save_file
+    from transformers import FineGrainedFP8Config
 
     model, state = llama(), {}
     for key, weight in list(model.state_dict().items()):
-        plain, parts = pack(weight) if "_proj." in key else (weight.clone(), {"weight": weight})
+        packs = "_proj." in key
+        plain, parts = to_blocks(weight) if packs else (weight.clone(), {"weight": weight})
         weight.copy_(plain)
         parts = {name: part.clone().contiguous() for name, part in parts.items()}
         state |= {key.removesuffix("weight") + name: part for name, part in parts.items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    model.config.quantization_config = config
+    model.config.quantization_config = DEEPSEEK
     model.config.save_pretrained(folder)
-    own = lambda: model  # noqa: E731
-    if names == "float8":
-        from transformers import FineGrainedFP8Config
 
-        plain = FineGrainedFP8Config(dequantize=True)
-        own = lambda: unpacked(folder, quantization_config=plain)  # noqa: E731
-    return language(folder, model, own=own, way=way, names=names)
+    def own():
+        return unpacked(folder, quantization_config=FineGrainedFP8Config(dequantize=True))
+
+    return language(folder, model, own=own, way="from_pretrained", names="float8")
