@@ -16,7 +16,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from torchexercises import Wrong, case, exercise, expect, expect_alone, on_ranks, unchanged
+from torchexercises import (
+    Wrong,
+    case,
+    exercise,
+    expect,
+    expect_alone,
+    on_ranks,
+    raises,
+    unchanged,
+)
 
 
 @exercise("17", 10, hint="Fill the last batch up with zeros, and cut off what they give.")
@@ -43,6 +52,12 @@ def in_batches(in_batches) -> None:
             expect(f"of {count} inputs, what is returned", found, right, lost)
     expect("`torch.is_grad_enabled()`, afterwards,", torch.is_grad_enabled(), True)
     expect("batch norm's average, afterwards,", mean, torch.full((8,), 0.5))
+    norm = model.train()[1].eval()
+    in_batches(model, torch.ones(2, 3), 4)
+    expect("`training` of a batch norm that was frozen, afterwards,", norm.training, False)
+    with raises("if the model raises an error", RuntimeError):
+        in_batches(model, torch.ones(2, 5), 4)
+    expect("`training` of a model that raised an error, afterwards,", model.training, True)
 
 
 @exercise("17", 15, hint="future.set_running_or_notify_cancel() says who still waits.")

@@ -1,11 +1,22 @@
 """Answers to the exercises of the cases in `in_use`; each says how it is judged."""
 
+import contextlib
 import threading
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+
+
+def _by_index(model, inputs, size):
+    outputs = []
+    with torch.no_grad():
+        for first in range(0, max(1, len(inputs)), size):
+            part = inputs[first : first + size]
+            rows = F.pad(part, (0, 0, 0, size - len(part)))
+            outputs += [model(rows)[: len(part)]]
+    return torch.cat(outputs)
 
 
 class in_batches:
@@ -36,17 +47,35 @@ class in_batches:
         with torch.inference_mode():
             return torch.cat([model(part) for part in inputs.split(size)])
 
+    def thawed(model, inputs, size):
+        """`training` of a batch norm that was frozen, afterwards, is True, not False"""
+        training = model.training
+        try:
+            return _by_index(model.eval(), inputs, size)
+        finally:
+            model.train(training)
+
+    def not_after_an_error(model, inputs, size):
+        """`training` of a model that raised an error, afterwards, is False, not True"""
+        modes = [part.training for part in model.modules()]
+        outputs = _by_index(model.eval(), inputs, size)
+        for part, training in zip(model.modules(), modes, strict=True):
+            part.training = training
+        return outputs
+
+    def no_error(model, inputs, size):
+        """nothing is raised if the model raises an error"""
+        with contextlib.suppress(RuntimeError):
+            return in_batches.by_index(model, inputs, size)
+
     def by_index(model, inputs, size):
         """right"""
-        training, outputs = model.training, []
-        model.eval()
-        with torch.no_grad():
-            for first in range(0, max(1, len(inputs)), size):
-                part = inputs[first : first + size]
-                rows = torch.nn.functional.pad(part, (0, 0, 0, size - len(part)))
-                outputs += [model(rows)[: len(part)]]
-        model.train(training)
-        return torch.cat(outputs)
+        modes = [part.training for part in model.modules()]
+        try:
+            return _by_index(model.eval(), inputs, size)
+        finally:
+            for part, training in zip(model.modules(), modes, strict=True):
+                part.training = training
 
 
 class finish:
