@@ -1,19 +1,10 @@
-"""Files that are no state dict: GGUF, ONNX, TorchScript and an exported program."""
+"""Files that are no state dict: GGUF and ONNX."""
 
 from functools import partial
 
 import torch
 from cases import Case, X, logits, made_by, net
 from hugging_face import language, llama
-
-
-def of_net(path, model, state, **more):
-    def own():
-        fresh = net(7)
-        fresh.load_state_dict(state(), strict=False)
-        return fresh
-
-    return Case(path, partial(net, 7), logits(model, X), own, **more)
 
 
 @made_by("gguf/float32")
@@ -55,24 +46,10 @@ def onnx_file(folder):
     model, path = net(), folder / "model.onnx"
     torch.onnx.export(model, (X,), path, dynamo=True, external_data=False, optimize=False)
 
-    def state():
+    def own():
         weights = onnx.load(path).graph.initializer
-        return {w.name: torch.tensor(onnx.numpy_helper.to_array(w)) for w in weights}
+        state = {w.name: torch.tensor(onnx.numpy_helper.to_array(w)) for w in weights}
+        (fresh := net(7)).load_state_dict(state, strict=False)
+        return fresh
 
-    return of_net(path, model, state, way="onnx", names="ONNX")
-
-
-@made_by("torch/torchscript")
-def torchscript(folder):
-    model, path = net(), folder / "model.pt"
-    torch.jit.script(model).save(path)
-    words = {"way": "torch.jit.load", "names": "TorchScript"}
-    return of_net(path, model, lambda: torch.jit.load(path).state_dict(), **words)
-
-
-@made_by("torch/exported_program")
-def exported_program(folder):
-    model, path = net(), folder / "model.pt2"
-    torch.export.save(torch.export.export(model, (X,)), path)
-    own = {"way": "torch.export.load", "names": "torch.export"}
-    return of_net(path, model, lambda: torch.export.load(path).state_dict, **own)
+    return Case(path, partial(net, 7), logits(model, X), own, way="onnx", names="ONNX")

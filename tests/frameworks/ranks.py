@@ -1,4 +1,4 @@
-"""What DeepSpeed, torchtitan and torch itself save from two ranks, and Megatron's layout."""
+"""What DeepSpeed, torchtitan and torch itself save from two ranks."""
 
 import multiprocessing
 import os
@@ -238,27 +238,3 @@ def save_by_titan(folder):
 def titan_folder(folder):
     state, path = on_ranks(save_by_titan, folder), folder / "step-1"
     return case(path, state, lambda: from_dcp(path), **CONVERT)
-
-
-# --- Megatron -------------------------------------------------------------------------------------
-
-
-@made_by("torch/megatron_rank_folders")
-def megatron(folder):
-    """In Megatron-LM's layout, written by hand: two ranks hold halves of each matrix."""
-    state = net().state_dict()
-    for rank in range(2):
-        part = {k: v.chunk(2)[rank] if v.dim() else v for k, v in state.items()}
-        place = folder / f"iter_0000003/mp_rank_{rank:02}"
-        place.mkdir(parents=True, exist_ok=True)
-        saved = {"iteration": 3, "checkpoint_version": 3.0, "model": {"language_model": part}}
-        torch.save(saved, place / "model_optim_rng.pt")
-    (folder / "latest_checkpointed_iteration.txt").write_text("3")
-
-    def own():
-        files = sorted(folder.rglob("mp_rank_*/*.pt"))
-        parts = [torch.load(file)["model"]["language_model"] for file in files]
-        return {k: torch.cat([p[k] for p in parts]) if v.dim() else v for k, v in parts[0].items()}
-
-    path = folder / "iter_0000003/mp_rank_00/model_optim_rng.pt"
-    return case(path, state, own, way="mp_rank", names="Megatron")
