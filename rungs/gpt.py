@@ -835,8 +835,7 @@ def read_and_check(args):
         if wrong:
             leave(sentence)
     args.sequences = len(train)
-    some = np.ascontiguousarray(train[:: 1 + len(train) // 1000])  # enough to know it again
-    args.checksum = zlib.crc32(some)
+    args.checksum = zlib.crc32(np.ascontiguousarray(train[:: 1 + len(train) // 1000]))  # a sample
     if args.base:
         args.checksum = zlib.crc32(np.memmap(args.base, mode="r"), args.checksum)
     fixed = [getattr(args, name) for name in STAYS]
@@ -901,5 +900,6 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no UTF-8
+    if hasattr(sys.stdout, "reconfigure"):  # not if it is closed, or a notebook's
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no UTF-8
     main()

@@ -343,6 +343,9 @@ def test_a_path_that_is_no_utf8_can_be_a_base_and_be_said(gpt, tmp_path, monkeyp
         runpy.run_path(str(PROGRAM), run_name="__main__")
     gpt.say("\udcff")
     assert capsys.readouterr().out == "\\udcff\n"
+    monkeypatch.setattr(sys, "stdout", None)  # closed, as by >&-
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(PROGRAM), run_name="__main__")
 
 
 def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_path, monkeypatch):
