@@ -168,6 +168,18 @@ def speak():
     atexit.register(print, "and goes")
 
 
+def test_what_is_left_in_a_cycle_is_freed_before_the_group_goes(capsys):
+    class Left:  # as DDP's reducer, which aborts the process if it is later
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            print(f"freed in a group: {dist.is_initialized()}")
+
+    launch(lambda: Left() and None, world_size=1)
+    assert capsys.readouterr().out == "freed in a group: True\n"
+
+
 def test_prints_are_shown_as_asked(capsys):
     own = "rank 0 speaks\nand errs\nand goes\n"
     other = "[rank 1] rank 1 speaks\n[rank 1] and errs\n[rank 1] and goes\n"
