@@ -158,16 +158,17 @@
     const [field] = fields.get(name);
     const moved = target.dataset.slider && scale(field)[0](target.value / target.max);
     put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
+    gpusChosen ||= name === "gpus";
     // A number changed by hand makes its preset "own". The link may be another one than the GPU's, a
     // model takes more or fewer tokens, and a machine has more or fewer GPUs.
     for (const { dataset } of choices) {
       const { [name]: usual = text(name) } = direct(dataset.name, text(dataset.name));
-      if (usual !== text(name) && !field.options && !["sequence", "per"].includes(name)) put(dataset.name, "own");
+      if (usual !== text(name) && !field.options && !["sequence", "per", "gpus"].includes(name)) put(dataset.name, "own");
     }
     const all_sets = target.value === "own" ? [...target.options].map(({ value }) => direct(name, value)) : [];
     for (const set of Object.keys(Object.assign({}, ...all_sets)))
       fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
-    if (target.options) putAll(sets(name));
+    if (target.options) putAll(sets(name).filter(([set]) => !(gpusChosen && set === "gpus")));
     if (COUNTED.includes(name))
       putAll(Object.entries(counted()).map(([set, value]) => [set, write(value, { count: true })]));
     update();
@@ -210,6 +211,7 @@
     for (const { dataset } of choices)
       if (chosen.has(dataset.name)) putAll(sets(dataset.name, chosen.get(dataset.name)));
     putAll(known);
+    gpusChosen = chosen.has("gpus");
     const unknown = link.filter((setting) => !isKnown(setting)).map((setting) => setting.join("="));
     const settings = unknown.join(", ").slice(0, 80);
     message.textContent = settings && phrase("unknown", { settings });
@@ -502,6 +504,7 @@
     const chosen = answers[fields.get("weight_bits")[0].selectedIndex];
     says.textContent = phrase(chosen.requests ? "serves" : "serves-not", chosen);
     says.dataset.verdict = chosen.requests ? "fits" : "not";
+    one(".serving-sent a").textContent = phrase(chosen.requests ? "use" : "use-not", chosen);
   }
 
   /** Speed-up against the number of GPUs, both logarithmic: perfect scaling is a straight line. */
@@ -552,14 +555,14 @@
         if (!(error instanceof Wrong)) throw error;
         [says.dataset.verdict, says.textContent] = ["close", phrase("wrong", { what: error.message })];
         figure?.replaceChildren();
-        all(`.${name}-sent p`).forEach((old) => (old.textContent = "–"));
+        all(`.${name}-sent :is(p, a)`).forEach((old) => (old.textContent = "–"));
         for (const cell of all("tbody td:nth-child(n + 2)", table)) cell.textContent = "–";
       }
       figure?.setAttribute("aria-label", phrase(`${name}-figure`, { sentences: says.textContent }));
     }
   }
 
-  let resting;
+  let resting, gpusChosen; // whether a reader has said how many GPUs
   const spoken = make("p", { class: "visually-hidden", role: "status" });
   const message = make("p", { class: "control-error", role: "status", "data-verdict": "close" });
   one(".calculator").before(spoken, message);

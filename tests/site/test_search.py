@@ -138,6 +138,15 @@ def test_every_hit_leads_to_a_section_that_is_there(index, pages):
         assert {anchor for _heading, anchor, *_ in sections} - anchors == set()
 
 
+def test_what_the_calculators_answer_at_first_is_not_found_but_what_they_are_for_is(index):
+    page = next(sections for page, _, sections in index if page == "book/will_it_fit.html")
+    texts = " ".join(text for _heading, _anchor, _weight, text, _asked in page)
+    assert "How much memory training needs on each GPU" in texts
+    assert not re.search(
+        "To (train|use it): yes|8 GPUs are|With full caches|[0-9] GB of gradients", texts
+    )
+
+
 def test_every_section_that_answers_a_question_is_there(index):
     known = {f"{page}#{s[1]}" for page, _title, sections in index for s in sections}
     known |= {page for page, *_ in index}

@@ -136,7 +136,14 @@ def test_the_script_answers_as_the_package_does(page):
 
 def test_the_tables_are_what_the_script_shows(page, site):
     still = BeautifulSoup((site / OPENED).read_bytes(), "html.parser")
-    parts = ["memory-says", "memory-table", "speed-says", "speed-sent", "speed-table"]
+    parts = [
+        "memory-says",
+        "memory-table",
+        "speed-says",
+        "speed-sent",
+        "speed-table",
+        "serving-sent",
+    ]
     follow(page, "", case="")
     for part in (f".{name}" for name in (*parts, "serving-says", "serving-table")):
         assert still.select_one(part).text.split() == page.locator(part).inner_text().split()
@@ -168,7 +175,8 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     most = [will_it_fit.on_the_gpu(total * 1e9)[1] / 1e9 for total in totals]
     assert most[1] <= 25.4 < most[0]
     follow(page, "model=llama-8b&gpu=rtx4090")
-    assert "More GPUs hardly help: FSDP fits from 5" in page.locator(".memory-more").inner_text()
+    assert "More GPUs hardly help" in page.locator(".memory-more").inner_text()
+    assert "(5" in page.locator(".memory-more").inner_text()
     follow(page, "model=70b&gpu=h100&gpus=8&batch=2", case="")  # as many, but of what FSDP divides
     assert "FSDP fits from 9" in page.locator(".memory-more").inner_text()
     follow(page, "model=70b&batch=64")
@@ -183,7 +191,7 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     backward, offload = "paged 8-bit Adam in backward", "FSDP’s CPU offload"
     assert cures.all_inner_texts() == ["LoRA", "QLoRA", backward, offload]
     cures.nth(2).click()
-    assert "Maybe, on one GPU" in says.inner_text()
+    assert "To train: maybe, on one GPU" in says.inner_text()
     assert [page.locator(f"#fit-{name}").input_value() for name in ("held", "optimizer")] == [
         "one-gradient", "adam-8bit-paged"
     ]  # fmt: skip
@@ -203,7 +211,7 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
     assert "It fits with " in page.locator(".memory-more").inner_text()
     assert cures.all_inner_texts() == ["all in bfloat16", "QLoRA"]
     follow(page, f"{one}&rank=abc")  # wrong, and hidden
-    assert says.inner_text().startswith("No: on one GPU")
+    assert says.inner_text().startswith("To train: no, on one GPU")
     assert cures.all_inner_texts() == [backward, offload]  # those that need no rank
     assert page.locator("#fit-train").input_value() == "all"
 
@@ -211,7 +219,9 @@ def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(p
 def test_a_loss_in_parts_is_a_cure_alone_or_with_another(page):
     cures = page.locator(".memory-more .cure")
     follow(page, "model=llama-8b&gpus=1&sequence=12288&train=lora&bits=4&precision=bf16")  # on a T4
-    assert "No: on one GPU, it needs 18.1 GB" in page.locator(".memory-says p").inner_text()
+    assert (
+        "To train: no, on one GPU it needs 18.1 GB" in page.locator(".memory-says p").inner_text()
+    )
     assert cures.all_inner_texts() == ["the loss in parts"]
     follow(page, "model=llama-8b&gpus=1&sequence=12288")  # of single changes, none is enough
     assert cures.all_inner_texts() == ["FSDP’s CPU offload and the loss in parts"]
@@ -303,6 +313,39 @@ def test_what_fits_on_no_number_of_gpus_names_the_memory_that_would_do(page):
     for memory, verdict in ((enough - 1, "close"), (enough + 1, "fits")):
         follow(page, f"model=llama-8b&memory={memory:.1f}")
         assert page.locator(".memory-says p").get_attribute("data-verdict") == verdict
+
+
+def test_below_the_answer_for_training_stands_the_one_for_use_and_leads_to_its_numbers(page):
+    use = page.locator(".serving-sent a")
+    for link, said in {
+        "model=llama-8b&gpu=h100-80": "yes, on one GPU: 16.1 GB of weights, at most 208 tokens per",
+        "model=70b&gpu=h100-80": "no, not on one GPU: 141.1 GB of weights",
+        "model=llama-8b&gpu=h100-80&weight_bits=4": "yes, on one GPU: 5.6 GB of weights",
+    }.items():
+        follow(page, link)
+        assert use.inner_text().startswith(f"To use it: {said}"), link
+    use.click()
+    assert page.url.endswith("#how-fast-will-it-answer")
+    follow(page, "model=resnet50")
+    assert not use.is_visible()
+
+
+def test_a_card_for_a_pc_is_alone_unless_the_reader_has_said_how_many(page):
+    card, gpus = page.locator("#fit-gpu"), page.locator("#fit-gpus")
+    follow(page, "", case="")
+    for name, count in (("rtx4090", "1"), ("a100-80", "8"), ("rtx3090", "1")):
+        card.select_option(name)
+        assert gpus.input_value() == count
+    gpus.fill("2")
+    assert card.input_value() == "rtx3090"
+    for name in ("rtx5090", "l4"):
+        card.select_option(name)
+        assert gpus.input_value() == "2"
+    link = page.url.partition("#")[2]
+    follow(page, "", case="")
+    follow(page, link, case="")
+    card.select_option("rtx4090")
+    assert gpus.input_value() == "2"
 
 
 def test_layers_and_hidden_size_count_the_parameters(page):
@@ -469,7 +512,7 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     page.get_by_label("Parameters", exact=True).first.fill("2.56M")
     assert page.locator(".memory-table th").first.inner_text() == "in MB"
     assert column(page, 2)[0] == "10.2"
-    assert "Yes, on one GPU" in page.locator(".memory-says").inner_text()
+    assert "To train: yes, on one GPU" in page.locator(".memory-says").inner_text()
     assert "params=2.56M" in page.url
     assert page.locator("#two-params").input_value() == "2.56M"  # the same setting, further down
     follow(page, "")
