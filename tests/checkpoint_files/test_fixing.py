@@ -104,6 +104,14 @@ def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
         assert found["embed.weight"].data_ptr() == found["head.weight"].data_ptr()
 
 
+def test_numbers_that_a_dtype_changes_by_more_than_rounding_are_counted(tmp_path):
+    path = saved(tmp_path, {"w": torch.tensor([1000, 0.3])})
+    report = fix_checkpoint(path, tmp_path / "y.pt", dtype=torch.float8_e4m3fn)
+    assert report.changed == {"w": 1}
+    assert "changed     numbers that are not only rounded in 1 of 1 tensors: w (1)" in repr(report)
+    assert fix_checkpoint(path, tmp_path / "y.pt", dtype=torch.bfloat16).changed == {}
+
+
 def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path):
     """Or, if they come as copies, are made by the model, unless they differ."""
     ties = net(Tied).state_dict()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config
 
 from torchclinic.checkpoint_files import weights
-from torchclinic.checkpoint_files.foreign import SHARD, WAYS, part_note, what_it_is
+from torchclinic.checkpoint_files.foreign import SHARD, WAYS, key_note, part_note, what_it_is
 from torchclinic.checkpoint_files.keys import (
     clean_names,
     is_counter,
@@ -76,6 +76,7 @@ def fix_checkpoint(
         to the source's; ``dropped``: what was left out, and what it is or why; ``cloned``: keys
         that showed a part of a larger storage; ``tied``: keys that were one tensor and still are;
         ``converted``: of how many tensors the dtype changed, by "float32 to bfloat16" and the like;
+        ``changed``: how many numbers that changed by more than rounding, by key;
         ``not_finite``: how many numbers that were written are NaN or infinite, by key;
         ``verified``: how many storages were compared with their checksums.
 
@@ -140,7 +141,7 @@ def fix_checkpoint(
         tied=[names for names in weights.ties(tensors) if len(names) > 1],
         verified=checkpoint.verify(tensors.items()),
     )
-    done.converted = _convert(checkpoint.path, values, dtype) if dtype else {}
+    done.converted, done.changed = _convert(checkpoint.path, values, dtype) if dtype else ({}, {})
     done.not_finite = weights.not_finite(weights.tensors_in(values))
     versions = getattr(state, "_metadata", None) or {}
     versions = renamed_versions(versions, {old: new for new, old in names.items()})
@@ -163,14 +164,20 @@ def _names(
     found = match_model(checkpoint.path, values, unwrapped(model))
     if what and found.problems():
         raise CheckpointError(f"{checkpoint.path}: {what}")
-    if not found.names or found.missing_keys or found.mismatched_shapes:
+    changes = key_note(found.unexpected_keys, checkpoint.path)
+    if not found.names or found.missing_keys or found.mismatched_shapes or changes:
         raise misfit(checkpoint.path, unwrapped(model), found, WAYS["as_saved"])
     return found.names
 
 
-def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
-    """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many."""
-    counts: Counter[str] = Counter()
+def _convert(
+    path: Path, values: dict[str, Any], dtype: torch.dtype
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Put floating-point tensors into `dtype`, tied ones once; from what to what, how many.
+
+    Second, how many numbers that changed, by key.
+    """
+    counts, changed = Counter[str](), {}
     try:
         weights.refuse_endless(values, dtype)
         for first, *others in weights.ties(values):
@@ -178,9 +185,10 @@ def _convert(path: Path, values: dict[str, Any], dtype: torch.dtype) -> dict[str
             if old.is_floating_point() and old.dtype != dtype:
                 values |= dict.fromkeys([first, *others], old.to(dtype))
                 counts[f"{old.dtype} to {dtype}".replace("torch.", "")] += 1 + len(others)
+                changed |= dict.fromkeys([first, *others], weights.changed(old, dtype))
     except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
         raise CheckpointError(f"{path}: {error}") from error
-    return dict(counts)
+    return dict(counts), {key: count for key, count in changed.items() if count}
 
 
 def _rows(
@@ -193,6 +201,7 @@ def _rows(
     tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
     return {
         "part": part_note(source.path),
+        "beware": key_note(done.names.values(), source.path),
         "wrote": f"{kind}, {in_bytes(target.stat().st_size)}: {len(done.names)} entries{at}",
         "taken_off": prefix_notes(removed_prefixes(renamed), done.dropped),
         "renamed": some((f"{a} -> {b}" for a, b in renamed.items()), 1),
@@ -201,6 +210,7 @@ def _rows(
             if device != "cpu"
         ],
         "converted": [f"{n} tensors from {dtypes}" for dtypes, n in done.converted.items()],
+        "changed": weights.count_note(done.changed, sum(devices.values()), weights.NOT_ROUNDED),
         "not_finite": weights.count_note(done.not_finite, sum(devices.values())),
         "cloned": some(done.cloned),
         "tied": some(" = ".join(names) for names in done.tied),

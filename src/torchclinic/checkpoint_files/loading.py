@@ -17,6 +17,7 @@ from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoin
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
 from torchclinic.checkpoint_files.weights import (
     EXTRA_STATE,
+    NOT_ROUNDED,
     changed,
     choose,
     count_note,
@@ -26,7 +27,6 @@ from torchclinic.checkpoint_files.weights import (
 )
 from torchclinic.modules import unwrapped
 
-FITS = "load_into(..., strict=False) loads what fits."
 UNREADY: dict[str, Callable[[Any], bool]] = {
     "meta": lambda value: getattr(value, "is_meta", False),
     "lazy": nn.parameter.is_lazy,
@@ -99,7 +99,7 @@ def load_into(
     if what and found.problems() and not may_know:
         raise CheckpointError(f"{where}: {what}")
     if found.problems() and (strict or not found.names) and not any(map(_judges, plain.modules())):
-        raise misfit(where, plain, found, FITS)
+        raise misfit(where, plain, found, _not_strict(found))
     if checkpoint:
         checkpoint.verify(tensors_in(values).items())
     versions = getattr(state, "_metadata", None)
@@ -154,7 +154,7 @@ def _report(
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
-        changed=count_note(done.changed, len(both), "numbers that are not only rounded"),
+        changed=count_note(done.changed, len(both), NOT_ROUNDED),
         made=[f"by the model's own code, {counted(made)}"] * bool(made),
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
@@ -204,7 +204,7 @@ def _load(
             found.mismatched_shapes = {}  # torch took them
         took_none = {*given} <= {*told.unexpected_keys}
         if (strict and found.problems()) or took_none:
-            raise misfit(where, model, found, FITS)
+            raise misfit(where, model, found, _not_strict(found))
         told_of = {*found.names, *told.missing_keys, *told.unexpected_keys}
         return [k for k in ours if k not in told_of | found.mismatched_shapes.keys()]
 
@@ -309,6 +309,9 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
         if not all(first[0] == dtype and torch.equal(first[1], same) for dtype, same in others):
             refuse(homes)
         values |= dict.fromkeys(homes, values[homes[0]])
+        like = (values[key] for key in found.unexpected_keys)
+        if any(is_plain(value) and value.shape == state[names[0]].shape for value in like):
+            continue  # a tensor for each, one of them under another name
         found.names |= {name: homes[0] for name in names if name in missing}
     pairs = {name: (state[name], values[old]) for name, old in found.names.items()}
     pairs = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair))}
@@ -317,6 +320,14 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
         refuse([found.names[name] for name in pairs if name in names])
     found.missing_keys = [key for key in found.missing_keys if key not in found.names]
     return found
+
+
+def _not_strict(found: Match) -> str:
+    """What ``strict=False`` would do: what is wanted, or a layer stays random."""
+    left = len(found.missing_keys) + len(found.mismatched_shapes)
+    does = [f"leave {left} of the model's keys as they are"] * bool(left)
+    does += [f"leave out {len(found.unexpected_keys)} of the file's"] * bool(found.unexpected_keys)
+    return f"load_into(..., strict=False) would {' and '.join(does)}."
 
 
 def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> CheckpointError:
@@ -336,6 +347,8 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
         or foreign.key_note(found.mismatched_shapes, Path(where), "other_shapes")
     ):
         way_out = note
+    elif Path(where).exists() and (note := foreign.home_note(Path(where))):
+        way_out = note if way_out == foreign.WAYS["as_saved"] else f"{note} {way_out}"
     return CheckpointError(
         f"{where} does not fit {type(model).__name__}: {fits}, {', '.join(found.problems())}."
         f"{f' {way_out}' if found.names or several or note else ''}"

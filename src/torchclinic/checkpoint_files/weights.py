@@ -40,6 +40,7 @@ COMPILED = "torch._dynamo.eval_frame.OptimizedModule"  # by torch.compile
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")  # what they do to the weights is not known
 LONGEST = 1000  # letters of a name: longer ones, again in each name below, would fill the memory
 SHOWN_TIMES = 4  # how often tensors may show the numbers of a storage: more might have no end
+NOT_ROUNDED = "numbers that are not only rounded"
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
 
 
