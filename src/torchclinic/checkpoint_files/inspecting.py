@@ -129,8 +129,10 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
         yield f"This is {note}"
         if foreign.SHARD.search(path.name):
             return
-    if note := foreign.exact_note(found.keys, path) or foreign.key_note(found.keys, path):
+    if note := foreign.exact_note(found.keys, path):
         yield note
+    if inside := foreign.key_note(found.keys, path):
+        yield inside
     if found.imports:
         yield (
             "torch.load refuses this file unless weights_only=False, which imports what is listed "
@@ -142,6 +144,8 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
             f"{len(copies)} models of one kind in one dict: torchclinic fix {path_word(path)} -o "
             f"{free_name('fixed.pt')} {first} takes one of them."
         )
+        return
+    if inside:
         return
     is_plain = found.weights_at == "" and {*found.devices.values()} <= {"cpu"}
     sharded = path.is_dir() and found.format != "safetensors"
