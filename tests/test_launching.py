@@ -23,7 +23,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 import torch.distributed as dist
-from running import alive, wait_until
+from running import alive, state, wait_until
 
 from torchclinic.frames import places
 from torchladder import launching
@@ -458,6 +458,15 @@ def test_time_out_says_who_was_still_running_and_where(monkeypatch):
         if dist.get_rank() == 1:
             time.sleep(10 * HANG)  # here
 
+    def ask_one_that_is_stopped(pid, number, kill=os.kill):
+        if number == signal.SIGUSR1:
+            kill(pid, signal.SIGSTOP)
+            wait_until(lambda: state(pid) == "T")
+        kill(pid, number)
+        if number == signal.SIGUSR1:
+            kill(pid, signal.SIGCONT)
+
+    monkeypatch.setattr(os, "kill", ask_one_that_is_stopped)
     with pytest.raises(TimeoutError) as caught:
         launch(wait_for_ever, timeout=30)
     message = str(caught.value)

@@ -609,7 +609,8 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     os.set_blocking(stack.fileno(), False)  # nobody empties it before the process has ended
     # The thread that aborts is often gloo's, which has no Python stack: the others say where.
     faulthandler.enable(file=stack.fileno(), all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=False)
+    # After a stop any thread may get the signal. Of all stacks the last is the main thread's.
+    faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=True)
 
 
 def end_with(ends: list[int]) -> None:
