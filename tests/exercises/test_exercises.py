@@ -55,6 +55,12 @@ def test_two_values_that_begin_alike_are_shown_where_they_differ(got, right):
     assert max(map(len, shown)) <= 60
 
 
+@pytest.mark.parametrize("got", [torch.ones(2), 1])
+def test_neither_a_tensor_nor_a_number_is_taken_for_a_list(got):
+    with pytest.raises(check.Wrong, match=r"^it is .*, not \[1, 1\]$"):
+        check.expect("it", got, [1, 1])
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 def test_its_page_has_the_stub_and_a_solution_that_is_right(name):
     [page] = (ROOT / "notebooks").glob(f"{EXERCISES[name].chapter}_*.ipynb")
@@ -250,9 +256,12 @@ def test_an_endless_hand_in_ends_with_a_grader_that_is_killed(tmp_path):
 
 @pytest.mark.slow
 def test_a_notebook_is_a_hand_in_and_exercises_of_several_functions_are_found(tmp_path):
-    cells = [nbformat.v4.new_code_cell(TWO_FUNCTIONS), nbformat.v4.new_markdown_cell("text")]
+    check_cell = "import torchexercises as check\ncheck.shard_and_gather(shard, gather)"
+    cells = [*map(nbformat.v4.new_code_cell, (TWO_FUNCTIONS, check_cell))]
+    cells.append(nbformat.v4.new_markdown_cell("text"))
     notebook = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
     verdicts, status = graded(tmp_path, notebook, name="chapter.ipynb")
+    assert not (tmp_path / "exercises_done.json").exists()  # the check cell has done nothing
     assert verdicts == {"shard_and_gather": {"right": True, "reason": "right on 2, 3 and 4 ranks"}}
     assert status == 0
 
