@@ -110,3 +110,15 @@ def test_beside_a_config_its_library_is_named(tmp_path):
     torch.save({"0.weight": torch.ones(4, 4)}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match="from_pretrained"):
         load_into(linear(), tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("prefix", ["aux.", "teacher.", "old.aux.", "module.aux."])
+def test_a_head_of_another_part_is_not_put_into_the_models_own(prefix, tmp_path):
+    """The main head was left out of the file, and a part of the same shape is in it."""
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "fc": nn.Linear(4, 2)})
+    state = {k.replace("fc.", f"{prefix}fc."): v for k, v in model.state_dict().items()}
+    torch.save(state, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"2 missing \(fc\.weight"):
+        load_into(model, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"2 missing \(fc\.weight"):
+        fix_checkpoint(tmp_path / "x.pt", tmp_path / "y.pt", model=model)

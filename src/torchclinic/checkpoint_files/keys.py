@@ -266,6 +266,9 @@ def _best_names(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
         pairs = {key: new for key, new in every.items() if new in theirs}
         alike = sum(ours[key] == theirs[new] for key, new in pairs.items())
         near = 0 if pairs else sum(new.rpartition(".")[0] in parts for new in every.values())
+        # Beside the model's own keys, those under a prefix are another part's or another model's.
+        if off not in wrappers and not all(plain[key].startswith(off) for key in pairs):
+            return -1, 0, 0
         return (-1, 0, 0) if _collision(pairs) else (len(pairs), alike, near)
 
     parts = {key[: dot.start()] for key in theirs for dot in re.finditer(r"\.", key)}
