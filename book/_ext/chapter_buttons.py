@@ -20,8 +20,10 @@ ON_RUNG = {"faster_on_one_gpu": "2", "inside_ddp": "4"}
 
 
 def ladder_links(rungs, chapter, pathto):
-    """The rungs as links, that of the chapter lit."""
+    """The rungs as links, that of the chapter lit; nothing for a chapter that is on none."""
     here = re.search(r"_rung_(\d)_|$", chapter)[1] or ON_RUNG.get(chapter[3:])
+    if not here:
+        return ""
     links = ""
     for rung in rungs:
         lit = ' aria-current="true"' if str(rung["number"]) == here else ""
