@@ -1,7 +1,7 @@
 "use strict";
 // The page book/errors.md: the box for a log. What is found in a log is decided in finding.js; the
 // words are in the page itself. A log stays in its field: it is neither sent nor kept, and no link
-// holds it.
+// holds more of it than the line that a reader may search for.
 (() => {
   const BEFORE = 60, AROUND = 500; // letters around the words that matched
   const MOST = 50_000_000; // letters that are read
@@ -76,9 +76,16 @@
     return make("p", "log-line", make("span", "", phrase("line", { line })), code);
   }
 
-  /** Code that is long enough to be copied, with a button. */
+  /** Words of a log that say when something is to be done: they begin a paragraph or a case, up to a colon. */
+  function isQuoted(code) {
+    const item = code.closest("li"), { textContent: text } = item ?? code.parentElement, at = text.indexOf(code.textContent);
+    const isFirst = item ? !/:\s/.test(text.slice(0, at)) : at === 0;
+    return isFirst && /^(?:(?!\.\s)[^])*?:\s/.test(text.slice(at + code.textContent.length));
+  }
+
+  /** Code that one types and that is long enough to be copied, with a button. */
   function withButtons(fix) {
-    for (const code of all("code.literal", fix).filter(({ textContent }) => textContent.length >= COPIED)) {
+    for (const code of all("code.literal", fix).filter((code) => code.textContent.length >= COPIED && !isQuoted(code))) {
       const button = Object.assign(make("button", "copy-code"), { ariaLabel: phrase("copy") });
       button.addEventListener("click", () => navigator.clipboard.writeText(code.textContent).then(() => { button.ariaLabel = phrase("copied"); }));
       code.after(" ", button);
@@ -115,7 +122,12 @@
   /** The first error, if no entry knows it, before what follows from it. */
   function root(unknown) {
     if (!unknown) return [];
-    return [make("p", "", phrase(unknown.program ? "unknown-at" : "unknown", unknown)), make("p", "log-line", make("code", "", unknown.text))];
+    return [make("p", "", phrase(unknown.program ? "unknown-at" : "unknown", unknown)), make("p", "log-line", make("code", "", unknown.text)), searchFor(unknown.text.slice(0, SHORT))];
+  }
+
+  function searchFor(text) {
+    const link = Object.assign(make("a", "", phrase("search", { text })), { href: `../search.html?q=${inAddress(text)}` });
+    return make("p", "", link);
   }
 
   function showFound({ matches, notice, unknown }) {
@@ -135,9 +147,8 @@
       found.replaceChildren(link);
       return phrase("healthy");
     }
-    const search = make("a", "", phrase("search", { text }));
-    search.href = `../search.html?q=${isShort ? inAddress(text) : ""}`;
-    found.replaceChildren(...root(!program && unknown), ...(isShort ? [make("p", "", search)] : []), one(".ask-others").cloneNode(true));
+    const first = root(!program && unknown);
+    found.replaceChildren(...(first.length || !isShort ? first : [searchFor(text)]), one(".ask-others").cloneNode(true));
     const nothing = phrase(program ? "other" : isError ? "none" : "short", { program });
     if (!said) return nothing;
     showNearest(said, nothing, text);

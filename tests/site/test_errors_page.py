@@ -465,6 +465,23 @@ def test_long_code_of_a_cure_is_copied_with_a_button(visit):
     assert page.evaluate("navigator.clipboard.readText()") == code.text_content()
 
 
+def test_what_a_cure_quotes_of_a_log_has_no_button_and_what_one_types_has(page):
+    page.locator("#log").fill("Engine core initialization failed. See root cause above")
+    page.wait_for_selector(".match")
+    codes = page.locator(".match .do code.literal")
+    copied = page.locator(".match .do code:has(+ .copy-code)").all_text_contents()
+    assert "Engine core initialization failed" in codes.all_text_contents()
+    assert "Engine core initialization failed" not in copied
+    page.locator("#log").fill("")
+    page.wait_for_function("!document.querySelector('#found').hasChildNodes()")
+    page.locator("#log").fill("AssertionError: Torch not compiled with CUDA enabled")
+    page.wait_for_selector(".match")
+    assert any(
+        "pip install" in code
+        for code in page.locator(".match .do code:has(+ .copy-code)").all_text_contents()
+    )
+
+
 def test_names_in_a_log_stand_in_no_command(page):
     page.locator("#log").fill(LOG.replace("conv", "$(touch x);`touch x`"))
     page.wait_for_selector(".match")
@@ -483,6 +500,20 @@ def test_half_a_letter_ends_neither_the_box_nor_the_search(page, visit):
     }""")
     link = page.locator("#found a", has_text="Search the book")
     assert link.get_attribute("href").endswith("half%20a%20letter%20%EF%BF%BD")
+
+
+def test_an_error_that_no_entry_knows_can_be_searched_for(page):
+    log = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    rate = settings["zorblat"]
+KeyError: 'zorblat'
+"""
+    page.locator("#log").fill(log)
+    link = page.locator("#found a", has_text="Search the book")
+    link.wait_for()
+    assert link.count() == 1
+    assert link.inner_text() == "Search the book and all errors for: KeyError: 'zorblat'"
+    assert link.get_attribute("href").endswith("search.html?q=KeyError%3A%20'zorblat'")
 
 
 def test_nothing_found_says_so_or_names_the_other_program(page):
