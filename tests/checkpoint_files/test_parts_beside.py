@@ -64,6 +64,18 @@ def test_what_changes_the_answers_is_not_left_out(make, tmp_path):
     assert MADE[make] in " ".join(str(report).split())
 
 
+# Of Swin, SAM and DLA: keys of ordinary models that look like those.
+ORDINARY = ["0.attn_mask", "prompt_encoder.no_mask_embed.weight", "base.base_layer.0.weight"]
+
+
+@pytest.mark.parametrize("key", ORDINARY)
+def test_an_ordinary_key_is_taken_for_none_of_them(key, tmp_path):
+    torch.save(linear().state_dict() | {key: torch.ones(3)}, tmp_path / "x.pt")
+    assert inspect_checkpoint(tmp_path / "x.pt").advice[-1].startswith("A plain state dict")
+    report = fix_checkpoint(tmp_path / "x.pt", tmp_path / "y.pt", model=linear())
+    assert list(report.dropped) == [key]
+
+
 def test_the_way_out_of_a_pruned_file_gives_its_answers(tmp_path):
     torch.save(pruned(), tmp_path / "x.pt")
     model = linear()
