@@ -60,7 +60,10 @@ def child(code, **env):
 
 def in_ranks(function, *args):
     """Run function(rank, world, *args) in two processes, each with its GPU, in an NCCL group."""
-    ranked = lambda: function(dist.get_rank(), dist.get_world_size(), *args)  # noqa: E731
+
+    def ranked():
+        function(dist.get_rank(), dist.get_world_size(), *args)
+
     launch(ranked, backend="nccl", timeout=240)
 
 
