@@ -446,9 +446,8 @@ def test_a_killed_runs_folder_is_free_though_its_workers_live(tmp_path):
         import os, signal, sys, time
         from torchclinic.writing import sole_use
         with sole_use({str(tmp_path)!r}):
-            if not (child := os.fork()):
-                time.sleep(600)
-            print(child, flush=True)
+            if not os.fork():
+                print(os.getpid(), flush=True)  # once it runs, it has let go
             time.sleep(600)
     """
     holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
