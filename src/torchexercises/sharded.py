@@ -89,6 +89,35 @@ def zero_step(zero_step) -> None:
                 raise Wrong(f"{label} can no longer be trained: copy under torch.no_grad()")
 
 
+@exercise("15", 15, hint="Which rows has each rank? Where do two such ranges overlap?")
+def rows_to_read(rows_to_read) -> None:
+    def ranges(pieces, which=None):
+        kept = [[i for i in piece.tolist() if which is None or i in which] for piece in pieces]
+        return [(rank, rows[0], rows[-1] + 1) for rank, rows in enumerate(kept) if rows]
+
+    for n, before, after in ((64, 2, 4), (64, 4, 2), (10, 4, 3), (10, 3, 4), (5, 4, 1), (3, 2, 8)):
+        whole = torch.arange(n)
+        saved, evenly = whole.chunk(before), whole.tensor_split(before)
+        for rank, mine in enumerate((*whole.chunk(after), *[whole[:0]] * after)[:after]):
+            right = ranges(saved, mine.tolist())
+            mistakes = {
+                "counts rows from the file's first": [
+                    (file, first - saved[file][0].item(), last - saved[file][0].item())
+                    for file, first, last in right
+                ],
+                "takes the last row in": [(file, first, last - 1) for file, first, last in right],
+                "reads all of each file that is needed": [
+                    part for part in ranges(saved) if part[0] in [file for file, *_ in right]
+                ],
+                "cuts evenly, as `tensor_split` does": ranges(
+                    evenly, whole.tensor_split(after)[rank].tolist()
+                ),
+            }
+            label = f"{n} rows, saved on {before} ranks: what rank {rank} of {after} reads"
+            found = [tuple(part) for part in rows_to_read(n, before, after, rank)]
+            expect(label, found, right, mistakes)
+
+
 @exercise("20", 10, hint="What can a rank compute? Is it a piece or a summand?")
 def product_of(product_of) -> None:
     free = {(ROWS, WHOLE): ROWS, (WHOLE, COLUMNS): COLUMNS, (WHOLE, WHOLE): WHOLE}

@@ -97,6 +97,53 @@ FREE = {
 }
 
 
+def _rows(rows, ranks, rank):
+    each = -(-rows // ranks)
+    return range(min(rank * each, rows), min((rank + 1) * each, rows))
+
+
+class rows_to_read:
+    def in_the_file(rows, before, after, rank):
+        """64 rows, saved on 2 ranks: what rank 2 of 4 reads counts rows from the file's first"""
+        own = rows_to_read.overlaps(rows, before, after, rank)
+        starts = [_rows(rows, before, file).start for file, _, _ in own]
+        return [(file, a - s, b - s) for (file, a, b), s in zip(own, starts, strict=True)]
+
+    def to_the_last(rows, before, after, rank):
+        """takes the last row in"""
+        return [(file, a, b - 1) for file, a, b in rows_to_read.overlaps(rows, before, after, rank)]
+
+    def whole_files(rows, before, after, rank):
+        """what rank 0 of 4 reads reads all of each file that is needed"""
+        needed = [file for file, *_ in rows_to_read.overlaps(rows, before, after, rank)]
+        return [
+            (file, *(_rows(rows, before, file)[i] + (i < 0) for i in (0, -1))) for file in needed
+        ]
+
+    def evenly(rows, before, after, rank):
+        """10 rows, saved on 4 ranks: what rank 1 of 3 reads cuts evenly"""
+
+        def cut(ranks, rank):
+            first = rank * (rows // ranks) + min(rank, rows % ranks)
+            return {*range(first, first + rows // ranks + (rank < rows % ranks))}
+
+        both = [(file, cut(before, file) & cut(after, rank)) for file in range(before)]
+        return [(file, min(rows), max(rows) + 1) for file, rows in both if rows]
+
+    def empty_pieces(rows, before, after, rank):
+        """what rank 0 of 4 reads is [(0, 0, 16), (1, 32, 16)], not [(0, 0, 16)]"""
+        mine, found = _rows(rows, after, rank), []
+        for file in range(before):
+            its = _rows(rows, before, file)
+            found.append((file, max(its.start, mine.start), min(its.stop, mine.stop)))
+        return found
+
+    def overlaps(rows, before, after, rank):
+        """right"""
+        both = [{*_rows(rows, before, f)} & {*_rows(rows, after, rank)} for f in range(before)]
+        return [(f, min(b), max(b) + 1) for f, b in enumerate(both) if b]
+
+
 class product_of:
     def added(x, w):
         """the product of Shard(1) and Shard(0) is Replicate(), but nobody has added the summands"""
