@@ -3,15 +3,11 @@
 import copy
 import io
 import itertools
-import math
 import os
 import signal
-import stat
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -91,82 +87,6 @@ def optimizer_state_for(optimizer_state_for) -> None:
         expect(f"the momentum of {name}", found, averages[name], others)
     with raises("for a parameter that the saved names lack", KeyError, ValueError):
         optimizer_state_for(_net("a", "new"), saved, names)
-
-
-@dataclass
-class _Bomb:
-    """Ends the saving in the middle: with an error, or with the process."""
-
-    kills: bool
-
-    def __reduce__(self):
-        if self.kills:
-            os._exit(9)
-        raise ZeroDivisionError
-
-
-@exercise("16", 10, hint="Write beside it; os.fsync; os.replace; after an error, tidy up.")
-def save_safely(save_safely) -> None:
-    synced, moved, aside = [], [], []
-
-    def noting(sync):
-        def note_sync(fd):
-            sync(fd)
-            about = os.stat(fd)
-            if stat.S_ISREG(about.st_mode):
-                synced.append(about.st_size)
-
-        return note_sync
-
-    def note(event, args):
-        if event == "open" and args[2] & (os.O_SYNC | os.O_DSYNC):
-            synced.append(math.inf)  # each write is on the disk when it returns
-        if event == "os.rename":  # os.replace is one, too
-            source, target = (Path(os.fsdecode(path)) for path in args[:2])
-            on_disk = [size >= source.stat().st_size for size in synced]
-            move = source.resolve().parent, target.exists(), on_disk
-            (aside if source.name == "last.pt" else moved).append(move)
-
-    os.fsync, os.fdatasync = noting(os.fsync), noting(getattr(os, "fdatasync", os.fsync))
-    sys.addaudithook(note)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "last.pt")
-        for value, given in ((1, str(path)), (2, path)):  # the second time a file is there
-            save_safely({"value": torch.tensor(value)}, given)
-            expect("what was saved", torch.load(path)["value"], torch.tensor(value))
-        if aside:
-            raise Wrong("the old file has lost its name before the new one has it")
-        if len(moved) < 2:
-            raise Wrong("the old file is overwritten where it lies: half-written, it is lost")
-        if any(parent != path.resolve().parent for parent, *_ in moved):
-            raise Wrong("the temporary file lies in another folder, perhaps on another disk")
-        if not moved[0][2]:
-            raise Wrong("the new file takes the old one's place before it is on the disk")
-        if not any(moved[0][2]):
-            raise Wrong("os.fsync comes before all bytes have left Python: flush or close first")
-        if not moved[1][1]:
-            raise Wrong("the old file is gone already when the new one gets its name")
-        if not os.fork():
-            save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=True)}, path)
-        os.wait()
-        _still_there(path, "a process was killed while it saved")
-        [left.unlink() for left in path.parent.iterdir() if left != path]
-        with raises("if an error comes while it saves", ZeroDivisionError):
-            save_safely({"value": torch.ones(9), "bomb": _Bomb(kills=False)}, path)
-        _still_there(path, "saving failed")
-        expect("the folder after an error", os.listdir(folder), ["last.pt"])
-        Path(folder, "a_folder", "inside").mkdir(parents=True)
-        with raises("if the last step, the rename, fails", OSError):
-            save_safely({"value": torch.ones(9)}, Path(folder, "a_folder"))
-        left = sorted(os.listdir(folder))
-        expect("where the last step fails, the folder", left, ["a_folder", "last.pt"])
-
-
-def _still_there(path: Path, when: str) -> None:
-    try:
-        expect("the old file", torch.load(path)["value"], torch.tensor(2))
-    except Exception as error:
-        raise Wrong(f"the old file is lost or damaged after {when}") from error
 
 
 @exercise("16", 10, hint="ZipFile(path).testzip() names a damaged entry; or it raises.")

@@ -1,8 +1,6 @@
 """Answers to the exercises of the cases in `resuming`; each says how it is judged."""
 
 import copy
-import io
-import os
 import signal
 import zipfile
 from pathlib import Path
@@ -71,73 +69,6 @@ class optimizer_state_for:
         """right"""
         places = [names.index(name) for name, _ in model.named_parameters()]
         return {**saved, "param_groups": [{**saved["param_groups"][0], "params": places}]}
-
-
-class save_safely:
-    def synchronous(thing, path):
-        """right"""
-        beside = f"{path}.new"
-        try:
-            with open(beside, "wb", opener=lambda p, how: os.open(p, how | os.O_SYNC)) as file:
-                torch.save(thing, file)
-            os.replace(beside, path)
-        finally:
-            Path(beside).unlink(missing_ok=True)
-
-    def data_alone(thing, path):
-        """right"""
-        temporary = f"{path}.new"
-        try:
-            with open(temporary, "wb") as file:
-                torch.save(thing, file)
-                file.flush()
-                os.fdatasync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-
-    def not_flushed(thing, path):
-        """os.fsync comes before all bytes have left Python"""
-        beside = f"{path}.tmp"
-        try:
-            torch.save(thing, data := io.BytesIO())
-            with open(beside, "wb", buffering=2**20) as file:
-                file.write(data.getvalue())
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            os.unlink(beside)
-            raise
-
-    def plain(thing, path):
-        """the old file is overwritten where it lies: half-written, it is lost"""
-        torch.save(thing, path)
-
-    def not_on_the_disk(thing, path):
-        """the new file takes the old one's place before it is on the disk"""
-        temporary = f"{path}.tmp"
-        torch.save(thing, temporary)
-        os.replace(temporary, path)
-
-    def left_over(thing, path):
-        """the folder after an error"""
-        with open(f"{path}.tmp", "wb") as file:
-            torch.save(thing, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.tmp", path)
-
-    def by_keywords(thing, path):
-        """right"""
-        temporary = os.fsencode(f"{path}.new")
-        try:
-            with open(temporary, "wb") as file:
-                torch.save(thing, file)
-                os.fsync(fd=file.fileno())
-            os.replace(src=temporary, dst=path)
-        finally:
-            Path(f"{path}.new").unlink(missing_ok=True)
 
 
 def _steps(folder, key):
