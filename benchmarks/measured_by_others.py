@@ -131,7 +131,8 @@ def memory(row: dict) -> float:
     if backward:
         options["held"] = "one-gradient"
     if row["layers"]:
-        found = sizes_of(row, checkpointing=row["checkpointing"] == "all")
+        again = {"all": True, "operations": "selective"}.get(row["checkpointing"], False)
+        found = sizes_of(row, checkpointing=again)
         options["activation_bytes"] = found.activation_bytes
         options |= {key: getattr(found, key) for key in ("largest_block", "root", "largest")}
         options["batch"] = row["batch"] or 1

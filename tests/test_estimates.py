@@ -4,7 +4,9 @@ Chapter 11 holds them against PyTorch's tensors in a step, site/test_will_it_fit
 page and what authors report of whole models.
 """
 
-from itertools import accumulate
+import copy
+from functools import partial
+from itertools import accumulate, count
 
 import pytest
 import torch
@@ -12,9 +14,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchclinic.will_it_fit import memory_per_gpu, serving, speed_up, transformer
+from torchclinic.will_it_fit import memory_per_gpu, on_the_gpu, serving, speed_up, transformer
 from torchladder.launching import launch
 
 KORTHIKANTI = {  # V. Korthikanti et al., 2022, arXiv:2205.05198, table 3
@@ -257,6 +264,58 @@ def test_a_layer_of_today_saves_what_the_formula_says(block, precision, hidden, 
         assert saved(sizes, precision, fused) == said
 
 
+@pytest.mark.parametrize("block", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("experts", "chosen"), [(1, 1), (4, 2)])
+def test_selective_checkpointing_keeps_and_computes_again_what_the_formula_says(
+    block, dtype, experts, chosen
+):
+    s, heads = 300, 4
+    sizes = {"hidden": 128, "heads": heads, "kv_heads": 2, "mlp": 320, "head_size": 48}
+    sizes |= {"block": block, "experts": experts, "chosen": chosen}
+    numbers = {"sequence": s, "vocabulary": 100, "checkpointing": "selective"} | sizes
+    numbers["precision"] = "fp32" if dtype == torch.float32 else "bf16"
+    two, one = (transformer(layers=n, **numbers) for n in (2, 1))
+    net, kept, places = Block(**sizes).to(dtype), [], (count(), count())  # and where it runs again
+
+    def policy(context, operation, *inputs, **options):
+        """Every second product, and attention, as torchtitan's ``op``; no product of experts."""
+        if operation == torch.ops.aten.mm.default:
+            place, size = next(places[context.is_recompute]), len(inputs[0]) * inputs[1].shape[1]
+            is_kept = place % 2 == 0 and (experts == 1 or place < 4)
+        else:
+            is_kept = "attention" in str(operation)
+            size = inputs[0].numel() if is_kept else 0  # as many numbers as the queries
+        if is_kept and not context.is_recompute:
+            kept.append(size)
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    x, angles = torch.randn(1, s, 128, dtype=dtype, requires_grad=True), torch.randn(2, s, 1, 24)
+    context = partial(create_selective_checkpoint_contexts, policy)
+    with FlopCounterMode(display=False) as counter:
+        y = checkpoint(net, x, angles, True, use_reentrant=False, context_fn=context)
+        y.sum().backward()
+    assert x.itemsize * (x.numel() + sum(kept)) == two.activation_bytes - one.activation_bytes
+    scores = 2 * heads * 48 * s**2  # which fused attention computes again, as MFU does not count
+    assert counter.get_total_flops() - scores == pytest.approx(two.flops - one.flops, rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_waits_on_the_cpu_is_each_layers_input(dtype):
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "head_size": 32, "block": "llama"}
+    numbers = {"layers": 3, "sequence": 40, "vocabulary": 100} | sizes
+    numbers["precision"] = "fp32" if dtype == torch.float32 else "bf16"
+    both = (transformer(checkpointing=way, **numbers) for way in (True, "offloaded"))
+    kept, away = (found.activation_bytes for found in both)
+    waits, x = [], torch.randn(1, 40, 64, dtype=dtype, requires_grad=True)
+    hooks = (lambda tensor: waits.append(tensor) or tensor, lambda tensor: tensor)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):  # as save_on_cpu has them
+        for _ in range(3):
+            net, angles = Block(**sizes).to(dtype), torch.randn(2, 40, 1, 16)
+            x = checkpoint(net, x, angles, True, use_reentrant=False)
+    assert sum(t.nbytes for t in waits if t.shape == x.shape) == kept - away
+
+
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has it not yet")
 def test_a_loss_in_parts_never_holds_all_logits():
     s, h, vocabulary = 512, 64, 6000
@@ -436,6 +495,42 @@ def test_hsdp_has_a_copy_of_fsdp_on_each_machine():
     assert found == memory_per_gpu(8000, rung="fsdp", gpus=8, **options)
 
 
+def test_zero_2_holds_what_its_paper_and_deepspeed_say():
+    options = {"rung": "zero2", "precision": "bf16-master", "optimizer": "adam"}
+    # S. Rajbhandari et al., 2020, figure 1: 7.5 billion parameters on 64 GPUs
+    paper = memory_per_gpu(7.5e9, gpus=64, largest_block=0, **options).at_least
+    assert paper == pytest.approx(16.6e9, rel=0.005)
+    for gpus in (1, 2, 64):  # estimate_zero2_model_states_mem_needs of deepspeed.runtime.zero
+        most = memory_per_gpu(8000, gpus=gpus, **options).total
+        assert most == 4 * 8000 + 16 * 8000 / gpus
+        offloaded = memory_per_gpu(8000, gpus=gpus, largest_block=0, held="blocks", **options)
+        assert offloaded.at_least == 2 * 8000
+    blocks = {"largest_block": 1000, "root": 500}
+    least, fsdp = (
+        memory_per_gpu(8000, gpus=4, **blocks, **options | {"rung": rung}).at_least
+        for rung in ("zero2", "fsdp")
+    )
+    # Weights that stay where they were gathered, and no shard of them
+    assert least - fsdp == 2 * (8000 - 2500) - 2 * 8000 / 4
+
+
+def test_offloaded_lora_leaves_no_frozen_weight_on_the_gpu_but_what_is_gathered():
+    options = {"rung": "fsdp", "gpus": 2, "optimizer": "adam", "lora": 80, "frozen_bytes": 0.5}
+    options |= {"largest_block": 1000, "activation_bytes": 100}
+    memory = memory_per_gpu(8000, held="blocks", **options)
+    assert memory.total == 100 + memory_per_gpu(8000, **options).communication
+    # https://www.philschmid.de/fsdp-qlora-llama3: 22 GB on each of four GPUs of 24 GB
+    sizes = {"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "mlp": 28672}
+    sizes |= {"vocabulary": 128256, "tied": False, "block": "llama", "sequence": 3072}
+    llama = transformer(**sizes, precision="bf16", checkpointing=True, frozen=True)
+    options = {name: getattr(llama, name) for name in ("activation_bytes", "largest_block", "root")}
+    options |= {"rung": "fsdp", "gpus": 4, "optimizer": "adam", "precision": "bf16-mixed"}
+    options |= {"lora": 16 * llama.lora, "frozen_bytes": 4.5 / 8, "frozen_root_bytes": 4}
+    options["held"] = "blocks"
+    low, high = on_the_gpu(memory_per_gpu(llama.parameters, **options).total)
+    assert low < 22e9 < high
+
+
 def test_lora_trains_its_adapters_alone():
     sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "head_size": 32, "block": "llama"}
     model = transformer(**sizes, layers=2, vocabulary=100, sequence=8)
@@ -473,7 +568,7 @@ def test_unknown_options_are_named():
 
 
 def held_by_ddp_and_fsdp():
-    """How many numbers FSDP has gathered after the forward pass, and how many the root has."""
+    """How many numbers are gathered after the forward pass, and how many the root and all have."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor
 
@@ -489,13 +584,22 @@ def held_by_ddp_and_fsdp():
 
     root = sum(p.numel() for layer in (net[0], net[-1]) for p in layer.parameters())
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    for part in (*blocks, net):
-        fully_shard(part, mesh=dist.init_device_mesh("cpu", (2,)), mp_policy=policy)
-    types = []
-    net[-1].register_forward_pre_hook(lambda _, given: types.append(given[0].dtype))
-    net(torch.arange(4))
-    assert types == [torch.bfloat16]  # also what is passed from layer to layer
-    return sum(p.numel() for p in net.parameters() if not isinstance(p, DTensor)), root
+    gathered = {}
+    for rung, again in (("fsdp", None), ("zero2", False)):
+        sharded, types = copy.deepcopy(net), []
+        for part in (*sharded[1:-1], sharded):
+            mesh = dist.init_device_mesh("cpu", (2,))
+            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        sharded[-1].register_forward_pre_hook(partial(see_type, types))
+        sharded(torch.arange(4))
+        assert types == [torch.bfloat16]  # also what is passed from layer to layer
+        held = [p.numel() for p in sharded.parameters() if not isinstance(p, DTensor)]
+        gathered[rung] = sum(held)
+    return gathered, root, sum(p.numel() for p in parameters)
+
+
+def see_type(types, module, given):
+    types.append(given[0].dtype)
 
 
 def seen(buckets, bucket):
@@ -506,13 +610,15 @@ def seen(buckets, bucket):
 
 
 @pytest.mark.slow
-def test_ddp_has_a_second_set_of_gradients_and_fsdp_keeps_the_root_between_the_passes():
+def test_ddp_has_a_second_set_of_gradients_fsdp_keeps_the_root_and_zero_2_all_weights():
     memory = memory_per_gpu(1000, rung="ddp", gpus=2)
     assert memory.communication == memory.gradients
-    for whole, root in launch(held_by_ddp_and_fsdp, backend="gloo", timeout=120):
-        options = {"rung": "fsdp", "gpus": 2, "precision": "bf16-mixed", "largest_block": 0}
-        memory = memory_per_gpu(1000, root=root, **options)
-        assert memory.communication == (2 + 4) * whole > 0  # weights, and gradients to reduce
+    for gathered, root, parameters in launch(held_by_ddp_and_fsdp, backend="gloo", timeout=120):
+        assert gathered["zero2"] == parameters > gathered["fsdp"]
+        for rung, whole in gathered.items():
+            options = {"rung": rung, "gpus": 2, "precision": "bf16-mixed", "largest_block": 0}
+            memory = memory_per_gpu(parameters, root=root, **options)
+            assert memory.communication == (2 + 4) * whole > 0  # weights, and gradients to reduce
 
 
 # --- faster -------------------------------------------------------------------------------------

@@ -16,38 +16,43 @@ const estimating = (() => {
   function memory_per_gpu(parameters, {
     rung = "gpu", gpus = 1, precision = "fp32", optimizer = "sgd", activation_bytes = 0,
     least_bytes = activation_bytes, batch = 1, largest_block = parameters, root = 0, machines = 1, lora = null,
-    frozen_bytes = 2, weight_decay = false, accumulation = 1, held = "all", largest = parameters,
+    frozen_bytes = 2, frozen_root_bytes = frozen_bytes, weight_decay = false, accumulation = 1, held = "all", largest = parameters,
   } = {}) {
     const size = PRECISIONS[precision];
-    const sharded = rung === "fsdp" || rung === "hsdp";
+    const sharded = ["zero2", "fsdp", "hsdp"].includes(rung);
     const shards = sharded ? gpus / machines : 1;
-    const [trained, frozen] = lora === null ? [parameters, 0] : [lora, frozen_bytes * parameters];
+    const [trained, in_root, in_blocks] = lora === null ? [parameters, 0, 0]
+      : [lora, frozen_root_bytes * root, frozen_bytes * (parameters - root)];
     const each = optimizer.includes("8bit") ? 1 : size.state;
     const adam = optimizer === "muon" && lora === null ? root : 0;
     const decayed = weight_decay && !optimizer.includes("adam");
     const copied = optimizer === "muon" ? adam : optimizer === "adam" || decayed ? trained : 0;
-    const gathered = root + Math.min(2 * largest_block, parameters - root);
+    const whole = rung === "zero2";
+    const two = Math.min(1, (2 * largest_block) / (parameters - root || 1));
+    const gathered = (root + two * (parameters - root)) / parameters;
     const freed = held === "one-gradient" && accumulation === 1 && rung !== "ddp";
     const one = Math.min(freed ? (sharded ? Math.max(largest_block, root) : largest) : trained, trained);
     const gradients = (size.gradient * one) / shards;
     const states = ((STATES[optimizer] * each + size.master) * trained + each * adam) / shards;
     const on_gpu = held === "blocks" && sharded ? 0 : 1;
     const memory = {
-      parameters: (on_gpu * (size.parameter * trained + frozen)) / shards,
+      parameters: (on_gpu * (size.parameter * trained + in_root + in_blocks)) / shards,
       gradients: on_gpu * gradients,
       optimizer: on_gpu * states,
       activations: batch * activation_bytes,
       casts: size.cast < size.parameter && !sharded ? size.cast * trained : 0,
-      communication: sharded ? gathered * ((trained * (size.cast + size.gradient) + frozen) / parameters)
+      communication: sharded ? (whole ? 1 : gathered) * trained * (size.cast + size.gradient) + in_root + (whole ? 1 : two) * in_blocks
         : rung === "ddp" ? gradients : 0,
       step: size.master || freed ? 0 : (on_gpu * size.parameter * copied) / shards,
       accumulated: accumulation > 1 ? on_gpu * gradients : 0,
-      paged: optimizer.includes("paged") ? on_gpu * states : 0,
+      spared: (optimizer.includes("paged") ? on_gpu * states : 0) +
+        (whole ? (1 - gathered) * size.gradient * trained +
+          (on_gpu * (in_root + in_blocks + (size.master && size.parameter * trained))) / shards : 0),
       least: batch * least_bytes,
     };
     const fixed = memory.parameters + memory.optimizer + memory.communication;
     const total = fixed + memory.gradients + Math.max(memory.activations + memory.casts, memory.step);
-    const at_least = fixed - memory.paged + Math.max(memory.least + memory.accumulated, memory.gradients);
+    const at_least = fixed - memory.spared + Math.max(memory.least + memory.accumulated, memory.gradients);
     return { ...memory, total, at_least };
   }
 
@@ -77,12 +82,15 @@ const estimating = (() => {
     const layer = position * s + (fused_attention ? 0 : scores * heads * s * s);
     const ends = (size + stream + gpt) * s * h;
     const logits = s * (loss === "whole" ? vocabulary : Math.min(vocabulary, h));
+    const [selective, in_mlp] = [checkpointing === "selective", experts > 1 ? 0 : gpt ? m : m + h];
+    const saved = selective ? size * s * (kv + wide + (fused_attention ? wide : 0) + in_mlp) : 0;
     const [activation_bytes, least_bytes] = [12, 2 * size].map((each) => ends + (checkpointing
-      ? layers * stream * s * h + Math.max(layer, each * logits) : layers * layer + each * logits));
+      ? layers * ((checkpointing === "offloaded" ? 0 : stream * s * h) + saved) + Math.max(layer - saved, each * logits) : layers * layer + each * logits));
 
-    const products = (frozen ? 4 : 6) + (checkpointing ? 2 : 0);
-    const pairs = (causal ? 6 : 12) * (checkpointing ? 4 / 3 : 1);
-    const flops = products * (active - lookup) * s + pairs * layers * wide * s * s;
+    const mlp_again = experts > 1 ? router + mlps * share : gpt ? 0 : h * m;
+    const again = selective ? layers * (h * (kv + wide) + mlp_again) : checkpointing ? active - lookup : 0;
+    const pairs = (causal ? 6 : 12) * (checkpointing && !(selective && fused_attention) ? 4 / 3 : 1);
+    const flops = ((frozen ? 4 : 6) * (active - lookup) + 2 * again) * s + pairs * layers * wide * s * s;
     const lora_attention = layers * (4 * h + 2 * (wide + kv));
     const lora = lora_attention + layers * experts * (gpt ? 2 : 3) * (h + m);
     const largest = Math.max(table, h * m, h * wide);

@@ -7,21 +7,22 @@
   const MIXED = ["experts", "chosen"];
   const USUAL = ["kv_heads", "mlp", "head_size", ...MIXED]; // 0 is what a GPT has
   const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
-  const COLUMNS = { ddp: 1, fsdp: 2, hsdp: 3 }; // of the table of memory
+  const COLUMNS = { ddp: 1, fsdp: 3, hsdp: 4 }; // of the table of memory, whose third is ZeRO-2
   const MOST_GPUS = 4096;
-  const OFFLOADED = "train=all&held=blocks";
+  const OFFLOADED = "held=blocks";
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
     parts: { loss: "parts" }, checkpointing: { checkpointing: "on" }, one: { batch: "1" },
     eight: { optimizer: "adam-8bit" }, half: { precision: "bf16" }, lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
     backward: { held: "one-gradient", optimizer: "adam-8bit-paged" }, offload: { held: "blocks" },
-    attention: { matrices: "lora_attention" },
+    attention: { matrices: "lora_attention" }, away: { checkpointing: "offloaded" },
   };
   // What no measurement has that the memory's formulas are held against
   const UNTESTED = {
     lora: "kind=transformer&train=lora", gpt: "kind=transformer&architecture=gpt",
     qwen3: "kind=transformer&architecture=qwen3", parts: "kind=transformer&loss=parts",
     muon: "optimizer=muon", paged: "optimizer=adam-8bit-paged", offload: OFFLOADED,
+    away: "kind=transformer&checkpointing=offloaded",
   };
 
   function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
@@ -43,10 +44,10 @@
     return found ? Number(found[1]) * (SUFFIXES[suffix(found[2])] ?? 1) : NaN;
   }
 
-  /** The value of a slider, as a person would write it into the field. */
-  function write(value, { whole, count }) {
-    const rounded = whole ? Math.round(value) : Number(value.toPrecision(3));
-    const fits = count && Object.keys(SUFFIXES).find((letter) => rounded >= SUFFIXES[letter]);
+  /** A number of parameters, as a person would write it into the field. */
+  function write(value) {
+    const rounded = Number(value.toPrecision(3));
+    const fits = Object.keys(SUFFIXES).find((letter) => rounded >= SUFFIXES[letter]);
     return fits ? rounded / SUFFIXES[fits] + fits : String(rounded);
   }
 
@@ -108,28 +109,12 @@
   /** With what a valid field does not agree, or an empty string. */
   function doubt(name) {
     const [sizes, params, heads] = [counted(), parse(text("params")), parse(text("heads"))];
-    const says = (what, value) => phrase(what, { value: write(value, { count: true }) });
+    const says = (what, value) => phrase(what, { value: write(value) });
     if (name === "block" && params > 0 && parse(text(name)) > params) return says("larger", params);
     if (name === "chosen" && parse(text(name)) > parse(text("experts"))) return phrase("chosen");
     if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % heads) return phrase("heads");
     // No model is quite its formula.
     return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? says("sizes", sizes[name]) : "";
-  }
-
-  /** From a share between 0 and 1 to a value and back; wide ranges are logarithmic. */
-  function scale(field) {
-    const [from, to] = limits(field);
-    if (from > 0 && to / from > 100)
-      return [(share) => from * (to / from) ** share, (value) => Math.log(value / from) / Math.log(to / from)];
-    return [(share) => from + share * (to - from), (value) => (value - from) / (to - from)];
-  }
-
-  function moveSlider(slider) {
-    const [field] = fields.get(slider.dataset.slider);
-    slider.setAttribute("aria-valuetext", field.value);
-    // One that is being moved stays: a whole number may take several steps to the next.
-    if (slider === document.activeElement || complaint(field)) return;
-    slider.value = slider.max * scale(field)[1](parse(field.value));
   }
 
   function showFields() {
@@ -143,7 +128,6 @@
       field.setAttribute("aria-invalid", Boolean(wrong));
       if (!error.hidden) error.closest("details")?.setAttribute("open", "");
     }
-    all("[data-slider]").forEach(moveSlider);
   }
 
   const direct = (name, value) =>
@@ -153,11 +137,10 @@
     [[set, to], ...(fields.get(set)[0].options ? sets(set, to) : [])]);
 
   function change({ target }) {
-    const name = target.dataset.name ?? target.dataset.slider;
+    const { name } = target.dataset;
     if (!fields.has(name)) return;
     const [field] = fields.get(name);
-    const moved = target.dataset.slider && scale(field)[0](target.value / target.max);
-    put(name, target.dataset.slider ? write(moved, field.dataset) : target.value);
+    put(name, target.value);
     gpusChosen ||= name === "gpus";
     // A number changed by hand makes its preset "own". The link may be another one than the GPU's, a
     // model takes more or fewer tokens, and a machine has more or fewer GPUs.
@@ -170,7 +153,7 @@
       fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
     if (target.options) putAll(sets(name).filter(([set]) => !(gpusChosen && set === "gpus")));
     if (COUNTED.includes(name))
-      putAll(Object.entries(counted()).map(([set, value]) => [set, write(value, { count: true })]));
+      putAll(Object.entries(counted()).map(([set, value]) => [set, write(value)]));
     update();
     writeLink();
     // A screen reader is told the answer when the fields are at rest.
@@ -189,13 +172,6 @@
     const changed = [...usual].filter(([name, value]) => text(name) !== value || ["model", "gpu"].includes(name));
     note(`#${new URLSearchParams(changed.map(([name]) => [name, text(name)]))}`);
   }
-
-  one("#copy-link").addEventListener("click", async ({ target }) => {
-    writeLink(); // it may be that of a heading
-    const copied = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
-    spoken.textContent = target.textContent = phrase(copied ? "copied" : "not-copied");
-    setTimeout((words) => { target.textContent = words; }, 3000, phrase("copy-link"));
-  });
 
   function readLink() {
     const hash = location.hash.slice(1);
@@ -225,7 +201,8 @@
     const sizes = Object.fromEntries(given.filter(([name, value]) => value || SIZES.includes(name)));
     if (are("architecture=gpt")) MIXED.forEach((name) => delete sizes[name]);
     else sizes.chosen = Math.min(sizes.chosen, sizes.experts);
-    const how = { fused_attention: are("attention=fused"), checkpointing: are("checkpointing=on"), loss: text("loss") };
+    const how = { fused_attention: are("attention=fused"), loss: text("loss") };
+    how.checkpointing = { off: false, on: true }[text("checkpointing")] ?? text("checkpointing");
     const built = { block: text("architecture"), tied: text("tied") === "yes", frozen: text("train") === "lora" };
     return estimating.transformer({ ...sizes, precision, ...how, ...built, ...more });
   }
@@ -240,25 +217,23 @@
   /** For LoRA, the numbers in the adapters, and the bytes of each other weight. */
   function adapters() {
     if (!are("kind=transformer&train=lora")) return {};
-    const { parameters, root, [text("matrices")]: ranks } = transformer("bf16");
+    const ranks = transformer("bf16")[text("matrices")];
     // PEFT casts the tables of a model in 4 or 8 bits to float32; scales in 4 bits are half a bit each.
-    const [weight, row] = { 4: [4.5 / 8, 4], 8: [1, 4], 16: [2, 2] }[text("bits")];
-    const table = root / parameters;
-    return { lora: number("rank") * ranks, frozen_bytes: weight * (1 - table) + row * table };
+    const [frozen_bytes, frozen_root_bytes] = { 4: [4.5 / 8, 4], 8: [1, 4], 16: [2, 2] }[text("bits")];
+    return { lora: number("rank") * ranks, frozen_bytes, frozen_root_bytes };
   }
 
   /** A function from the number of GPUs to the memory of each column of the table. */
   function memories() {
     const [precision, parameters, largest_block] = [text("precision"), number("params"), number("block")];
     const how = { precision, largest_block, optimizer: text("optimizer"), batch: number("batch") };
-    const step = { weight_decay: are("decay=yes"), accumulation: number("accumulation") };
-    if (are("train=all")) step.held = text("held");
+    const step = { weight_decay: are("decay=yes"), accumulation: number("accumulation"), held: text("held") };
     const options = { largest: largest_block, ...oneSample(precision), ...how, ...step, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
     const { activation_bytes, least_bytes } = oneSample(precision.replace("-mixed", ""));
     const sharded = { rung: "fsdp", activation_bytes, least_bytes };
     return (gpus) => [
-      {}, { rung: "ddp", gpus }, { ...sharded, gpus }, { ...sharded, rung: "hsdp", gpus, machines: machines(gpus) },
+      {}, { rung: "ddp", gpus }, { ...sharded, rung: "zero2", gpus }, { ...sharded, gpus }, { ...sharded, rung: "hsdp", gpus, machines: machines(gpus) },
     ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
@@ -273,7 +248,7 @@
 
   /** The answer: the first way that fits, else that may fit, else what is missing on all GPUs. */
   function answer(on, gpus, have) {
-    const [single, , fsdp] = on(gpus);
+    const { 0: single, [COLUMNS.fsdp]: fsdp } = on(gpus);
     const ways = [["one", single], [are(OFFLOADED) ? "offloaded" : "fsdp", fsdp]].slice(0, alone(gpus) ? 1 : 2);
     const found = (kind) => ways.find(([, memory]) => verdict(memory, have) === kind);
     const [name, memory] = found("fits") ?? found("close") ?? ways.at(-1);
@@ -418,8 +393,7 @@
   /** Of a mixture of experts, how many parameters compute. */
   function met() {
     const { experts, parameters, active } = are("kind=transformer") ? transformer("bf16") : {};
-    const told = (value) => write(value, { count: true });
-    return experts ? phrase("active", { params: told(parameters), active: told(active) }) : "";
+    return experts ? phrase("active", { params: write(parameters), active: write(active) }) : "";
   }
 
   /** What a rung trains on in a second, its shares of the peak, and the hours and their price. */
@@ -433,11 +407,12 @@
     return { samples: rough(samples), tokens: rough(tokens), hours: rough(hours), money, ...shares };
   }
 
-  function showSpeed(table, says, figure) {
+  function showSpeed(table, says) {
     const [gpus, seconds, params] = [number("gpus"), computing(), number("params")];
-    const [have, on, { lora = params, frozen_bytes = 0 }] = [number("memory") * 1e9, memories(), adapters()];
+    const [have, on, { lora = params, frozen_bytes = 0, frozen_root_bytes = 0 }] = [number("memory") * 1e9, memories(), adapters()];
+    const { root = 0 } = are("kind=transformer") ? transformer("bf16") : {};
     const size = estimating.PRECISIONS[text("precision")];
-    const [gradients, weights] = [size.gradient * lora, size.cast * lora + frozen_bytes * params];
+    const [gradients, weights] = [size.gradient * lora, size.cast * lora + frozen_bytes * (params - root) + frozen_root_bytes * root];
     const bytes = (rung) => (rung === "ddp" ? gradients : (2 * weights + gradients) / 3);
     const link = [number("latency") / 1e6, number("bandwidth") * 1e9];
     const network = [number("far_latency") / 1e6, number("far_bandwidth") * 1e9];
@@ -485,7 +460,6 @@
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
       below.append(" ", cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));
-    drawCurve(figure, [1, ...counts], gain);
   }
 
   // --- how fast will it answer? ---
@@ -505,40 +479,6 @@
     says.textContent = phrase(chosen.requests ? "serves" : "serves-not", chosen);
     says.dataset.verdict = chosen.requests ? "fits" : "not";
     one(".serving-sent a").textContent = phrase(chosen.requests ? "use" : "use-not", chosen);
-  }
-
-  /** Speed-up against the number of GPUs, both logarithmic: perfect scaling is a straight line. */
-  function drawCurve(figure, counts, gain) {
-    const [width, height] = [Math.max(280, figure.clientWidth), figure.clientHeight];
-    const [left, right, top, bottom] = [44, width - 60, 12, height - 40];
-    const rungs = Object.keys(COLUMNS).slice(0, machines(counts.at(-1)) > 1 ? 3 : 2);
-    const gains = Object.fromEntries(rungs.map((rung) => [rung, counts.map((n) => gain(n, rung))]));
-    const most = Math.log2(counts.at(-1));
-    const least = Math.floor(Math.log2(Math.min(...Object.values(gains).flat())));
-    const x = (n) => left + (Math.log2(n) / most) * (right - left);
-    const y = (g) => bottom - ((Math.log2(g) - least) / (most - least)) * (bottom - top);
-    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height }, "", "2000/svg");
-    const add = (tag, attributes, words) => svg.append(make(tag, attributes, words, "2000/svg"));
-    const write = (x, y, anchor, words, more = {}) => add("text", { x, y, "text-anchor": anchor, ...more }, words);
-    for (let power = least; power <= most; power += most - least > 8 ? 2 : 1) {
-      const at = y(2 ** power);
-      add("line", { class: "grid", x1: left, x2: right, y1: at, y2: at });
-      write(left - 6, at + 4, "end", power < 0 ? `1/${2 ** -power}` : 2 ** power);
-    }
-    for (let power = 0; power <= most; power += most > 8 ? 2 : 1)
-      write(x(2 ** power), height - 22, "middle", 2 ** power);
-    write((left + right) / 2, height - 4, "middle", phrase("x"));
-    write(0, 0, "middle", phrase("y"), { transform: `translate(12 ${bottom / 2}) rotate(-90)` });
-    const points = (values) => values.map((g, i) => `${x(counts[i])},${y(g)}`).join(" ");
-    add("polyline", { class: "perfect", points: points(counts) });
-    const ends = rungs.map((rung) => [rung, y(gains[rung].at(-1))]).sort((a, b) => a[1] - b[1]);
-    ends.forEach((end, at) => at && (end[1] = Math.max(end[1], ends[at - 1][1] + 14)));
-    for (const [rung, end] of ends) {
-      add("polyline", { class: rung, points: points(gains[rung]) });
-      gains[rung].forEach((g, i) => add("circle", { class: rung, cx: x(counts[i]), cy: y(g), r: 3 }));
-      write(right + 8, end + 4, "start", rung.toUpperCase(), { class: rung });
-    }
-    figure.replaceChildren(svg);
   }
 
   // --- start ---
@@ -576,6 +516,5 @@
     readLink();
     if (location.hash.includes("=")) one(".calculator").scrollIntoView();
   });
-  new ResizeObserver(update).observe(one(".speed-figure")); // its words keep their size
   readLink();
 })();

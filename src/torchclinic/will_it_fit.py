@@ -13,12 +13,13 @@ cannot use (fragmentation). `on_the_gpu` says what others have measured of them.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-RUNGS = ("cpu", "gpu", "dp", "ddp", "fsdp", "hsdp")
+RUNGS = ("cpu", "gpu", "dp", "ddp", "zero2", "fsdp", "hsdp")
 #: Numbers that the optimizer keeps for each parameter; "adam-8bit" keeps them in a byte each.
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adam-8bit": 2, "adam-8bit-paged": 2, "muon": 1}
 HELD = ("all", "one-gradient", "blocks")
 BLOCKS = ("gpt", "llama", "qwen3")
 LOSSES = ("whole", "parts")
+CHECKPOINTING = (False, True, "selective", "offloaded")
 
 
 class Precision(NamedTuple):
@@ -60,7 +61,7 @@ class Memory:
     communication: float = 0.0
     step: float = 0.0
     accumulated: float = 0.0  # of the gradients, what is there when a backward pass begins
-    paged: float = 0.0  # of the optimizer, what may leave the GPU
+    spared: float = 0.0  # pages of the optimizer that leave the GPU, what ZeRO-2 may do without
     least: float = 0.0  # of the activations, what a compiled loss leaves
 
     @property
@@ -80,9 +81,9 @@ class Memory:
         So it nearly is with ``zero_grad(set_to_none=True)`` and layers that are all alike; where
         the first layers have the activations and the last ones the parameters, it is `total`.
         Casts are left out: checkpointing drops them when the forward pass ends. Gradients that
-        add up over several batches take turns with nothing. Pages of the optimizer have left.
+        add up over several batches take turns with nothing. What may be `spared` is.
         """
-        fixed = self.parameters + self.optimizer - self.paged + self.communication
+        fixed = self.parameters + self.optimizer + self.communication - self.spared
         return fixed + max(self.least + self.accumulated, self.gradients)
 
 
@@ -102,6 +103,7 @@ def memory_per_gpu(
     machines: int = 1,
     lora: float | None = None,
     frozen_bytes: float = 2,
+    frozen_root_bytes: float | None = None,
     weight_decay: bool = False,
     accumulation: int = 1,
     held: str = "all",
@@ -113,7 +115,8 @@ def memory_per_gpu(
     ----------
     parameters : float
         How many numbers the model learns.
-    rung : {"cpu", "gpu", "dp", "ddp", "fsdp", "hsdp"}
+    rung : {"cpu", "gpu", "dp", "ddp", "zero2", "fsdp", "hsdp"}
+        "zero2": DeepSpeed's stage 2, or ``fully_shard`` with ``reshard_after_forward=False``.
     precision : {"fp32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-master"}
         See `PRECISIONS`. For FSDP, "mixed" is its ``MixedPrecisionPolicy``, not autocast.
     optimizer : {"sgd", "momentum", "adam", "adam-8bit", "adam-8bit-paged", "muon"}
@@ -137,7 +140,9 @@ def memory_per_gpu(
     lora : float, optional
         Train only adapters, with so many numbers in all (see `Transformer`).
     frozen_bytes : float
-        LoRA: of each frozen weight, on average. It has no gradient and no state.
+        LoRA: of each frozen weight. It has no gradient and no state.
+    frozen_root_bytes : float, optional
+        LoRA: of each frozen weight of the `root`, which is never in 4 bits. Default: as the others.
     weight_decay : bool
         SGD: with ``weight_decay=``. AdamW's and Muon's needs nothing.
     accumulation : int
@@ -158,6 +163,10 @@ def memory_per_gpu(
     reduced meanwhile, each with parameters and gradients, the latter as they are reduced (for
     "mixed" in float32, PyTorch's default since 2.15). The root's are there all the time: by default
     `fully_shard` keeps them gathered from the forward pass to the end of the backward pass.
+    ZeRO-2 keeps all weights so. `total` has all their gradients besides, as DeepSpeed's
+    ``estimate_zero2_model_states_mem_needs``: with Adam ``4 + 16 / gpus`` bytes each. `at_least`
+    has those of two blocks and the root, the others being divided as they appear, and of weights
+    in 16 bits no shards besides.
 
     On a GPU, Adam updates all parameters at once (``foreach``) and needs as much as they take for
     a moment: `step`, under FSDP as much as its shards. With ``fused=True`` it does not. For
@@ -189,10 +198,12 @@ def memory_per_gpu(
         raise ValueError(f"gpus={gpus} on rung {rung!r}: one on cpu and gpu, at least one above.")
     if gpus % machines or (machines > 1 and rung != "hsdp"):
         raise ValueError(f"machines={machines}: of HSDP, and gpus={gpus} must be a multiple.")
-    size, sharded = PRECISIONS[precision], rung in ("fsdp", "hsdp")
+    size, sharded = PRECISIONS[precision], rung in ("zero2", "fsdp", "hsdp")
     shards = gpus / machines if sharded else 1
     trained = parameters if lora is None else lora
-    frozen = 0 if lora is None else frozen_bytes * parameters
+    in_root = frozen_bytes if frozen_root_bytes is None else frozen_root_bytes
+    still = (0, 0) if lora is None else (in_root * root, frozen_bytes * (parameters - root))
+    frozen = sum(still)  # what is in the root and in the blocks
     replica = rung == "dp" and gpus > 1 and not first  # it has no optimizer and sums nothing
     each = 1 if "8bit" in optimizer else size.state
     adam = root if optimizer == "muon" and lora is None else 0  # Muon takes matrices of blocks only
@@ -205,15 +216,22 @@ def memory_per_gpu(
         largest = None if largest_block is None else max(largest_block, root)
     one = trained if largest is None or not freed else min(largest, trained)
     gradients = size.gradient * one / shards
-    communication = 0.0
+    communication = divided = 0.0
+    on_gpu = 0 if held == "blocks" and sharded else 1
     if sharded:
-        two = parameters if largest_block is None else 2 * largest_block
-        each_number = (trained * (size.cast + size.gradient) + frozen) / parameters
-        communication = (root + min(two, parameters - root)) * each_number
+        of_blocks = 1.0 if largest_block is None else 2 * largest_block / (parameters - root or 1)
+        of_blocks = min(of_blocks, 1.0)
+        gathered = (root + of_blocks * (parameters - root)) / parameters
+        if rung == "zero2":
+            divided = (1 - gathered) * size.gradient * trained
+            # DeepSpeed has no shards besides of weights that are whole in 16 bits.
+            divided += on_gpu * (frozen + (size.parameter * trained if size.master else 0)) / shards
+            of_blocks = gathered = 1.0
+        communication = gathered * trained * (size.cast + size.gradient)
+        communication += still[0] + of_blocks * still[1]
     elif rung == "ddp" or (rung == "dp" and gpus > 1 and first):
         communication = float(size.gradient * trained)
     one_at_a_time = replica or freed or size.master or rung == "cpu"
-    on_gpu = 0 if held == "blocks" and sharded else 1
     return Memory(
         parameters=on_gpu * (size.parameter * trained + frozen) / shards,
         gradients=on_gpu * gradients,
@@ -223,7 +241,7 @@ def memory_per_gpu(
         communication=communication,
         step=0.0 if one_at_a_time else on_gpu * size.parameter * copied / shards,
         accumulated=on_gpu * gradients if accumulation > 1 else 0.0,
-        paged=on_gpu * states / shards if "paged" in optimizer else 0.0,
+        spared=(on_gpu * states / shards if "paged" in optimizer else 0.0) + divided,
         least=batch * (activation_bytes if least_bytes is None else least_bytes),
     )
 
@@ -268,7 +286,7 @@ def transformer(
     tied: bool = True,
     precision: str = "fp32",
     fused_attention: bool = True,
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
     causal: bool = False,
     frozen: bool = False,
     loss: str = "whole",
@@ -293,8 +311,10 @@ def transformer(
     fused_attention : bool
         Attention that does not save the table of every position against every other
         (``F.scaled_dot_product_attention``'s fused kernels).
-    checkpointing : bool
-        Save only each layer's input; one layer at a time is computed again.
+    checkpointing : bool or "selective" or "offloaded"
+        Save only each layer's input; one layer at a time is computed again. "selective" also saves
+        what fused attention and every second matrix give, as torchtitan's ``op`` does. "offloaded":
+        the layers' inputs wait in the host's memory.
     causal : bool
         Count half of attention's FLOPs: a kernel that knows the mask skips the other half. Papers
         count all when they report MFU.
@@ -332,6 +352,10 @@ def transformer(
     size. In parts, PyTorch holds about as many logits at a time as the layer before has outputs,
     and the latter's gradient: at most 12 bytes for each of these outputs.
 
+    Selective checkpointing counts a layer's matrices in the order in which they are used: it saves
+    what the first, the third, and so on give (queries, values, the gate, the MLP's output), and
+    computes the others again, with all that is no product. Of experts it saves nothing.
+
     With experts, each of the `chosen` saves its input, its output, that output weighted, and what
     an MLP saves. Which expert gets a token does not matter, if none is dropped and no place is left
     empty.
@@ -339,7 +363,7 @@ def transformer(
     FLOPs, forwards and backwards: 6 for each parameter and position, and attention's own,
     ``12 layers hidden sequence``. Of experts, those that a token meets. Looking up a row of a table
     of its own takes none. With checkpointing, a third more: the output's matrix, too, though it is
-    not computed again.
+    not computed again. With selective checkpointing, 2 for each parameter that is used again.
 
     Examples
     --------
@@ -348,6 +372,7 @@ def transformer(
     124439808.0
     """
     _check(precision=(precision, PRECISIONS), block=(block, BLOCKS), loss=(loss, LOSSES))
+    _check(checkpointing=(checkpointing, CHECKPOINTING))
     if not 1 <= chosen <= experts or (experts > 1 and block == "gpt"):
         raise ValueError(f"chosen={chosen} of experts={experts}: at most all, and gated MLPs.")
     size = PRECISIONS[precision].activation
@@ -381,15 +406,24 @@ def transformer(
     layer = layer * s + (0 if fused_attention else scores * heads * s * s)
     ends = (size + stream + gpt) * s * h  # last norm; dropout
     logits = s * (vocabulary if loss == "whole" else min(vocabulary, h))
+    selective, mlp_once = checkpointing == "selective", experts == 1
+    second = kv + (wide if fused_attention else 0) + wide + mlp_once * (m if gpt else m + h)
+    saved = selective * size * second * s
     if checkpointing:
-        most, least = (max(layer, each * logits) for each in (12, 2 * size))
-        kept = layers * stream * s * h + ends
+        most, least = (max(layer - saved, each * logits) for each in (12, 2 * size))
+        inputs = 0 if checkpointing == "offloaded" else stream * s * h
+        kept = layers * (inputs + saved) + ends
     else:
         most, least, kept = 12 * logits, 2 * size * logits, layers * layer + ends
 
-    products = (4 if frozen else 6) + (2 if checkpointing else 0)
-    pairs = (6 if causal else 12) * (4 / 3 if checkpointing else 1)
-    flops = products * (active - lookup) * s + pairs * layers * wide * s * s
+    again = active - lookup if checkpointing else 0  # parameters that compute twice
+    if selective:
+        in_mlp = (0 if gpt else h * m) if mlp_once else router + mlps * share
+        again = layers * (h * (kv + wide) + in_mlp)
+    tables_again = checkpointing and not (selective and fused_attention)
+    pairs = (6 if causal else 12) * (4 / 3 if tables_again else 1)
+    products = (4 if frozen else 6) * (active - lookup) + 2 * again
+    flops = products * s + pairs * layers * wide * s * s
     adapters = layers * (4 * h + 2 * (wide + kv))
     whole = adapters + layers * experts * (2 if gpt else 3) * (h + m)
     found = parameters, one, root + lookup, kept + most, flops, lookup
