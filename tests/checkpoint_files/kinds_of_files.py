@@ -509,6 +509,13 @@ def header(entry=None, length=None):
     return (length or len(text)).to_bytes(8, "little") + text + bytes(8)
 
 
+def twice():
+    """A header with a tensor of one name in two dtypes, for the same bytes."""
+    one, other = ({"dtype": d, "shape": [1], "data_offsets": [0, 4]} for d in ("F32", "I32"))
+    text = (json.dumps({"w": one})[:-1] + ", " + json.dumps({"w": other})[1:]).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(4)
+
+
 for _name, _message, _data in [
     ("empty_file", "is empty", b""),
     ("zeros", "nothing but zeros", bytes(10_000)),
@@ -522,6 +529,9 @@ for _name, _message, _data in [
     ("header_longer_than_the_file", "cut off", header(length=10**15)),
     ("shape_larger_than_the_data", "damaged",
      header({"dtype": "F32", "shape": [2**40], "data_offsets": [0, 8]})),
+    ("shape_that_overflows_with_no_number", "no tensor has the shape of 'w'",
+     header({"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]})[:-8]),
+    ("key_twice_in_a_header", "it has 'w' twice", twice()),
     ("negative_offsets", "damaged",
      header({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]})),
     # ] (list), memo 0, get 0, append, and no STOP

@@ -98,6 +98,64 @@ def test_the_checksums_of_numbers_that_torch_swaps_are_not_compared(tmp_path):
     assert inspect_checkpoint(path).checksums == "none in this file"
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex32, torch.float32])
+def test_numbers_that_torch_would_not_swap_are_refused(dtype, tmp_path):
+    path = saved(tmp_path, {"w": torch.ones(2, dtype=torch.float32).to(dtype)})
+    path = repacked(path, lambda name, data: b"big" if "byteorder" in name else data)
+    if dtype == torch.float32:
+        assert "w" in inspect_checkpoint(path).keys
+    else:
+        with pytest.raises(CheckpointError, match=f"PyTorch does not turn {dtype}"):
+            inspect_checkpoint(path)
+
+
+class Writes(nn.Module):
+    """Its program writes a file when it is loaded."""
+
+    @torch.jit.export
+    def __getstate__(self):
+        return 1
+
+    @torch.jit.export
+    def __setstate__(self, state: int):
+        torch.save(torch.ones(1), "ran")
+        self.training = True
+
+    def forward(self, x):
+        return x
+
+
+def test_a_file_that_is_exchanged_while_it_is_read_is_refused_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.jit.script(Writes()).save("program.pt")
+    torch.load("program.pt", weights_only=False)
+    Path("ran").unlink()  # it does
+    for other in ("program.pt", "other.pt"):
+        torch.save({"w": torch.ones(2)}, "x.pt")
+        torch.save({"w": torch.zeros(2)}, "other.pt")
+        checked = reading._entries
+
+        def late(*given, other=other, checked=checked):
+            entries = checked(*given)
+            os.replace(other, "x.pt")
+            return entries
+
+        says = pytest.raises(CheckpointError, match=r"changed while|map_location should")
+        with mock.patch.object(reading, "_entries", late), says:
+            inspect_checkpoint("x.pt")
+        assert not Path("ran").exists()
+
+
+def test_an_index_is_utf8_whatever_the_locale_is(tmp_path, monkeypatch):
+    save_file({"größe": torch.ones(1)}, tmp_path / "model-00001-of-00001.safetensors")
+    homes = {"weight_map": {"größe": "model-00001-of-00001.safetensors"}}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps(homes, ensure_ascii=False), "utf-8")
+    usual = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, code="ascii": usual(path, code))
+    assert list(inspect_checkpoint(index).keys) == ["größe"]
+
+
 HOSTILE = [
     "$(touch x)",
     "a;touch y",

@@ -148,13 +148,18 @@ def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata
     needs = (offset + last + 1) * dtype.itemsize if all(size) else 0
     there = storage._untyped_storage.nbytes()
     # Else torch might make the storage larger, or count beyond 64 bits.
-    if needs > there or math.prod(size) * dtype.itemsize >= 2**63:
+    if needs > there or overflows(size, dtype):
         raise pickle.UnpicklingError(f"a tensor of shape {size} in {there} bytes")
     if dtype == torch.complex128 and storage._untyped_storage.data_ptr() % 16:
         raise pickle.UnpicklingError(f"{dtype} numbers do not begin where the processor needs it")
     return torch._utils._rebuild_tensor_v3(
         storage, offset, size, stride, False, None, dtype, metadata
     )
+
+
+def overflows(shape: Iterable[int], dtype: torch.dtype) -> bool:
+    """Whether PyTorch cannot count such a tensor's numbers, even where it has none."""
+    return math.prod(n or 1 for n in shape) * dtype.itemsize >= 2**63
 
 
 # Called for real: they are in nearly every file, and do nothing but build.

@@ -14,6 +14,7 @@ import tarfile
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.storage import _dtype_to_storage_type_map
 
 from torchclinic import UserError, printable
 from torchclinic.checkpoint_files.foreign import (
@@ -35,7 +37,7 @@ from torchclinic.checkpoint_files.foreign import (
     parts_of,
     stays_inside,
 )
-from torchclinic.checkpoint_files.pickles import InertPickle, storage_id
+from torchclinic.checkpoint_files.pickles import InertPickle, overflows, storage_id, walk
 from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
 from torchclinic.tables import in_bytes
 
@@ -139,7 +141,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not os.fspath(path):  # pathlib would take it for the current folder
         raise CheckpointError("The path is empty: name a file, or a sharded checkpoint's folder.")
     try:
-        return _read(Path(path))
+        before = _which(Path(path))
+        found = _read(Path(path))
+        if _which(Path(path)) != before:
+            raise CheckpointError(f"{path}: it changed while it was read. Try again when it rests.")
+        return found
     except CheckpointError:
         raise
     except Exception as error:  # damage can show anywhere, as anything
@@ -149,6 +155,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: damaged, cut off, or not a checkpoint ({what}). {AGAIN}"
         ) from error
+
+
+def _which(path: Path) -> tuple[int, ...]:
+    """What tells a file from another that is there later under its name."""
+    about = path.stat() if path.is_file() else None
+    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns) if about else ()
 
 
 def _read(path: Path) -> Checkpoint:
@@ -182,11 +194,18 @@ def _read_zip(path: Path) -> Checkpoint:
             f"{path}: {CUT_OFF}: torch.save's directory at the end of the file is missing. {AGAIN}"
         ) from None
     with archive:
-        entries = _entries(path, archive)
+        entries, swaps = _entries(path, archive)
     # Under torch.serialization.set_crc32_options(False), torch writes 0 for all of them.
     has_checksums = any(entry.CRC for entry in entries.values())
     inert = InertPickle()
     checkpoint = _torch_load(path, "torch.save (zip)", inert, mmap=True)
+    # Of dtypes that have no storage of their own, torch.load swaps no bytes.
+    for value in [v for _, v in walk(checkpoint.tree) if swaps and isinstance(v, Tensor)]:
+        if value.itemsize > 1 and value.dtype not in _dtype_to_storage_type_map():
+            raise CheckpointError(
+                f"{path}: a processor of the other order of bytes wrote it, and PyTorch does not "
+                f"turn {value.dtype}. Save it there in another dtype."
+            )
     for i, (key, _, nbytes) in inert.storages.items():
         entry = entries[f"data/{key}"]
         if entry.compress_size != nbytes:
@@ -198,8 +217,11 @@ def _read_zip(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The entries of a ``torch.save`` archive by their names; all but the numbers are checked."""
+def _entries(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], bool]:
+    """The entries of a ``torch.save`` archive by their names; all but the numbers are checked.
+
+    Second, whether torch.load swaps the bytes of numbers.
+    """
     infos = archive.infolist()
     for name in {info.filename.rpartition("/")[2] for info in infos} & TEXTS["programs"].keys():
         raise CheckpointError(f"{path}: a program of {filled(TEXTS['programs'][name], path)}.")
@@ -226,14 +248,15 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         records = reader.get_all_records()
     if "constants.pkl" in records:  # as PyTorch sees it: torch.load would run it
         raise CheckpointError(f"{path}: a program of TorchScript's.")
-    if "byteorder" in records and reader.get_record("byteorder") != sys.byteorder.encode():
-        for info in infos:  # torch.load swaps their bytes: no checksum would be right
-            info.CRC = 0
+    order = sys.byteorder.encode()
+    swaps = "byteorder" in records and reader.get_record("byteorder") != order
+    for info in infos if swaps else ():  # no checksum would be right
+        info.CRC = 0
     entries = {info.filename.removeprefix(roots[0]): info for info in infos}
     if any(info.CRC for info in infos):
         for name in [name for name in entries if not name.startswith("data/")]:
             archive.read(entries[name])  # compares its checksum, which torch does not
-    return entries
+    return entries, swaps
 
 
 def _ends_once(file: Any) -> bool:
@@ -255,7 +278,10 @@ def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Che
     misnamed = path.suffix == ".safetensors"  # by which torch.load takes it for no pickle
     with warnings.catch_warnings(), named_in_utf8(path, hide=misnamed) as name:
         warnings.simplefilter("ignore")  # a class that is not here, a buffer that is not writable
-        tree = torch.load(name, "cpu", pickle_module=inert, weights_only=False, mmap=mmap)
+        # As "cpu", and torch.jit.load refuses it, to which torch.load would hand a program of
+        # TorchScript's that is there by now.
+        stay = {"map_location": lambda storage, place: storage}
+        tree = torch.load(name, **stay, pickle_module=inert, weights_only=False, mmap=mmap)
     devices = {i: device for i, (_, device, _) in inert.storages.items()}
     return Checkpoint(path, kind, tree, [path], [*inert.imports], devices)
 
@@ -276,6 +302,11 @@ def _read_safetensors(path: Path) -> Checkpoint:
     with named_in_utf8(path) as name, safe_open(name, framework="pt") as file:
         tree = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         notes = file.metadata() or {}
+    if wide := [key for key, value in tree.items() if overflows(value.shape, value.dtype)]:
+        raise CheckpointError(f"{path}: damaged: no tensor has the shape of {wide[0]!r:.80}.")
+    with open(path, "rb") as header:  # of a key that is there twice, safetensors takes the last
+        text = header.read(int.from_bytes(header.read(8), "little"))
+    json.loads(text, object_pairs_hook=lambda pairs: len(_dict_of_once(pairs)))
     # One tensor under two names is stored once. fix lists the others; safetensors' save_model makes
     # each of them a note, such as others may write: "epoch": "3" need not be on a tensor called 3.
     alike = {name: kept for name, kept in notes.items() if _last(name) == _last(kept)}
@@ -335,7 +366,7 @@ def _read_index(index: Path) -> Checkpoint:
     """Hugging Face's: a JSON file says in which shard each key lies."""
     if (size := index.stat().st_size) > LARGEST_INDEX:
         raise CheckpointError(f"{index}: an index of {in_bytes(size)}, which no model needs.")
-    homes = json.loads(index.read_text(), object_pairs_hook=_dict_of_once)["weight_map"]
+    homes = json.loads(index.read_text("utf-8"), object_pairs_hook=_dict_of_once)["weight_map"]
     return _read_shards(index, sorted(set(homes.values())), homes)
 
 
@@ -380,8 +411,9 @@ def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = N
 def _dict_of_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of a key that is there twice, JSON's reader would take the last."""
     found = dict(pairs)
-    if twice := [key for key, value in pairs if found[key] != value]:
-        raise ValueError(f"it has {twice[0]!r} twice")
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"it has {twice!r} twice")
     return found
 
 
