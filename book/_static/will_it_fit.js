@@ -456,7 +456,7 @@
     const told = lead && { ...gaps(chosen, lead), ...rate(seconds), range };
     const below = one(".speed-sent p");
     below.textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) +
-      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "") + (are(OFFLOADED) ? ` ${phrase("offload-time")}` : "");
+      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "") + (are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : "");
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
       below.append(" ", cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));

@@ -231,6 +231,8 @@ def test_a_loss_in_parts_is_a_cure_alone_or_with_another(page):
     cures.get_by_text("FSDP’s CPU offload and the loss in parts").click()
     assert page.locator(".memory-says p").get_attribute("data-verdict") == "close"
     assert page.locator("#fit-loss").input_value() == "parts"
+    follow(page, "model=llama-8b&gpu=h100-80&gpus=1&checkpointing=offloaded")
+    assert "CPU offload costs in time" in page.locator(".speed-sent").inner_text()
 
 
 def test_what_others_report_to_have_run_is_not_denied_and_what_ran_out_is_not_promised(page):
