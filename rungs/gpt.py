@@ -8,6 +8,7 @@
 A run that was stopped goes on with the same command, or with --out alone, also with another
 --parallel or number of processes. Ctrl-C, SIGTERM and a terminal that is closed save first
 (torchrun gives them 30 seconds). An error? Add to the command: 2>&1 | torchclinic explain
+Go on only in a folder of your own run: PyTorch runs what another has put into a .metadata there.
 
     python rungs/gpt.py --out clothes --export clothes.safetensors
     python rungs/gpt.py --base clothes.safetensors --lora 8 --data mine.npz --out mine
@@ -222,6 +223,8 @@ def read_sequences(args):
     """Token ids to train on and to validate with: two arrays of (count, context + 1)."""
     if args.data.suffix == ".npz":  # pictures: 14 x 14 means in 16 grey levels, after their class
         parts, arrays = [], np.load(args.data)
+        if sum(i.file_size for i in arrays.zip.infolist()) > 100 * args.data.stat().st_size:
+            raise ValueError  # pictures are not packed so well
         for split in ("train", "test"):
             images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
             if images.dtype != np.uint8 or not set() < {*labels.flat} <= {*range(CLASSES)}:
@@ -258,15 +261,19 @@ def batches(train, args, done, rank, ranks):
 # --- the device, the ranks, the precision -------------------------------------------------------
 
 
+def printable(sentence):
+    return re.sub(r"[\0-\x1f\x7f-\x9f]", "?", sentence)  # a path may have codes of terminals
+
+
 def say(sentence):
     with contextlib.suppress(OSError):  # the terminal is gone
-        print(sentence, flush=True)
+        print(printable(sentence), flush=True)
 
 
 def leave(sentence):
     """End this rank; rank 0 says why. The others wait, since the first end is the end of all."""
     if os.environ.get("RANK", "0") == "0":
-        sys.exit(sentence)
+        sys.exit(printable(sentence))
     time.sleep(1 if dist.is_initialized() else 30)  # once they have met, rank 0 is here, too
     sys.exit(1)
 
@@ -414,6 +421,11 @@ def find_start(args):
 def compare(args, now):
     """The steps in --out, newest first, and what is other than it was; or a sentence."""
     file = args.out / "settings.json"
+    ours = r"step-\d{8}|settings\.json|log\.jsonl|\.run\.lock"
+    for path in args.out.glob("*"):
+        odd = path.is_symlink() or not (path.is_file() or path.is_dir())
+        if odd and re.fullmatch(ours, path.name):
+            return f"{path} is a link, a pipe or a device. Name a new folder"
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
     parts = [] if steps else args.out.glob(f"step-{'[0-9]' * 8}/__*_*.distcp")
     cut = sorted({f"{part.parent.name} has no .metadata" for part in parts})
@@ -738,8 +750,9 @@ def export(model, args):
         a, layer = name.replace("lora_b", "lora_a"), name.replace("lora_b", "weight")
         weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
     options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
-    if args.rank == 0:
-        write_somewhere(args.export, partial(save_file, weights, metadata=options))
+    how = partial(save_file, weights, metadata=options)
+    if args.rank == 0 and write_somewhere(args.export, how) != args.export:
+        leave(f"--export {args.export} is as it was")
 
 
 def write_somewhere(path, how):
@@ -791,7 +804,8 @@ def settings_of(out):
     usual = {name: default for name, (default, _) in OPTIONS.items()}
     usual |= dict.fromkeys(["parallel", "precision", "data", "base"], "")
     with contextlib.suppress(OSError, AttributeError, *MALFORMED):  # find_start says so
-        was = json.loads((out / "settings.json").read_text())
+        file = out / "settings.json"
+        was = json.loads(file.read_text() if file.is_file() else "")  # a pipe would wait
         return {name: was[name] for name in usual if type(was.get(name)) is type(usual[name])}
     return {}
 
@@ -853,11 +867,14 @@ def run(args, train, held_out):
     dist.broadcast_object_list(steps, device=torch.device("cpu"))
     if isinstance(steps := steps[0], str):
         leave(steps)
+    base, kinds = args.weights, {"F32", "F16", "BF16"}
+    there = {name: base.get_slice(name) for name in base.keys()} if base else {}  # noqa: SIM118
+    if there and (len(there) < args.layers or {p.get_dtype() for p in there.values()} - kinds):
+        leave(f"--base {args.base}: no weights of {args.layers} layers in F32, F16 or BF16 alone")
     with torch.device("meta"):  # without memory yet
         model = GPT(args)
     shapes = {name: [*p.shape] for name, p in model.named_parameters() if "lora" not in name}
-    there = args.weights.keys() if args.weights else ()
-    if there and shapes != {name: args.weights.get_slice(name).get_shape() for name in there}:
+    if there and shapes != {name: part.get_shape() for name, part in there.items()}:
         leave(f"--base {args.base}: its weights are not those that its options promise")
     called = parallelize(model, args)
     learn = [p for p in model.parameters() if p.requires_grad]

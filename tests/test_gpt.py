@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -310,6 +311,39 @@ def exported(file, layers="3"):
     save_file({"a": torch.ones(1)}, file, options | {"width": "64", "vocabulary": "8"})
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["settings.json", "log.jsonl", ".run.lock"])
+def test_a_pipe_or_a_link_in_its_folder_is_no_run(begin, name, tmp_path):
+    begin()
+    checkpoint(out := tmp_path / "out", ".metadata")
+    (out / name).unlink(missing_ok=True)
+    os.mkfifo(out / name)
+    assert begin().endswith(f"{name} is a link, a pipe or a device. Name a new folder")
+    (out / name).unlink()
+    (out / name).symlink_to("/dev/zero")
+    assert "is a link" in begin()
+    (out / name).unlink()
+    (out / "step-00000020").symlink_to("step-00000010")  # it would be emptied, later
+    assert "step-00000020 is a link" in begin()
+
+
+def test_codes_of_terminals_in_a_path_are_not_said(gpt, capsys):
+    gpt.say("a\nb\x1b[31m")
+    assert capsys.readouterr().out == "a?b?[31m\n"
+    with pytest.raises(SystemExit, match=r"c\?d"):
+        gpt.leave("c\x9bd")
+
+
+@pytest.mark.parametrize(("kind", "layers"), [(torch.int8, "1"), (torch.float32, "3000")])
+def test_a_base_of_another_dtype_or_without_its_layers_is_refused(kind, layers, tokens, tmp_path):
+    options = {"layers": layers, "heads": "4", "kv_heads": "4", "tied": "false", "width": "64"}
+    weights = {"a": torch.ones(1, dtype=kind), "b": torch.ones(1)}
+    save_file(weights, tmp_path / "base", options | {"vocabulary": "256"})
+    given = ["--out", tmp_path / "out", "--base", tmp_path / "base", "--data", tokens]
+    done = run_here(PROGRAM, *given, "--context", 16, "--batch", 8, "--lora", 1)
+    assert f"base: no weights of {layers} layers in F32, F16 or BF16 alone\n" in done.stderr
+
+
 def test_export_replaces_only_what_it_wrote(begin, tmp_path):
     names = ["pipe", "foreign", "text", "base", "new", "own"]
     pipe, foreign, text, base, new, own = (tmp_path / f"{name}.safetensors" for name in names)
@@ -408,9 +442,11 @@ def test_data_that_cannot_be_right_is_refused_in_one_sentence(gpt, tokens, tmp_p
     for name, arrays in changed.items():
         np.savez(tmp_path / f"{name}.npz", **(clothes | arrays))
     (tmp_path / "cut.npz").write_bytes(right.read_bytes()[:3000])
+    black = {"train_images": np.zeros((20_000, 28, 28), np.uint8), "train_labels": np.zeros(20_000)}
+    np.savez_compressed(tmp_path / "bomb.npz", **clothes | black)
     shutil.copy(tokens, tmp_path / "npy.npz")
     gpt.read_and_check(usual(gpt, data=right))
-    for name in [*changed, "cut", "npy"]:
+    for name in [*changed, "cut", "bomb", "npy"]:
         with pytest.raises(SystemExit, match=r"no .npy of .* nor .npz of uint8 pictures"):
             gpt.read_and_check(usual(gpt, data=tmp_path / f"{name}.npz"))
     ids = np.load(tokens).astype(int)
@@ -667,6 +703,21 @@ def test_weights_that_can_be_written_nowhere_are_told_in_one_sentence(tokens, tm
     said = "SafetensorError: I/O error: No space left on device (os error 28). Is the disk full"
     assert done.stderr.startswith(said)
     assert "written to" not in done.stdout
+
+
+def test_a_run_whose_export_is_elsewhere_ends_with_a_status(tokens, tmp_path):
+    def save(weights, path, **options):
+        if tmp_path in path.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text("weights")
+
+    with mock.patch("safetensors.torch.save_file", save):
+        options = ["--out", tmp_path / "out", "--data", tokens, *SMALL, "--steps", 1]
+        done = run_here(PROGRAM, *options, "--export", new := tmp_path / "new.safetensors")
+    assert (done.returncode, done.stderr) == (1, f"--export {new} is as it was\n")
+    elsewhere = Path(re.search("written to (.+)", done.stdout)[1])
+    assert elsewhere.read_text() == "weights"
+    shutil.rmtree(elsewhere.parent)
 
 
 @pytest.mark.slow
