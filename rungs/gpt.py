@@ -95,6 +95,7 @@ LIMITS |= {"vocabulary": (0, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**
 LIMITS |= {"layers": (1, 10**4), "width": (1, 10**6)}
 MALFORMED = ValueError, KeyError, TypeError, RecursionError  # of JSON that is not as we wrote it
 HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
+CODES = re.compile(r"[\0-\x1f\x7f-\x9f]")  # of terminals, which a path may have
 BEAT = 10  # seconds between two signs of life in it
 
 
@@ -261,19 +262,15 @@ def batches(train, args, done, rank, ranks):
 # --- the device, the ranks, the precision -------------------------------------------------------
 
 
-def printable(sentence):
-    return re.sub(r"[\0-\x1f\x7f-\x9f]", "?", sentence)  # a path may have codes of terminals
-
-
 def say(sentence):
     with contextlib.suppress(OSError):  # the terminal is gone
-        print(printable(sentence), flush=True)
+        print(CODES.sub("?", sentence), flush=True)
 
 
 def leave(sentence):
     """End this rank; rank 0 says why. The others wait, since the first end is the end of all."""
     if os.environ.get("RANK", "0") == "0":
-        sys.exit(printable(sentence))
+        sys.exit(CODES.sub("?", sentence))
     time.sleep(1 if dist.is_initialized() else 30)  # once they have met, rank 0 is here, too
     sys.exit(1)
 
@@ -421,10 +418,9 @@ def find_start(args):
 def compare(args, now):
     """The steps in --out, newest first, and what is other than it was; or a sentence."""
     file = args.out / "settings.json"
-    ours = r"step-\d{8}|settings\.json|log\.jsonl|\.run\.lock"
     for path in args.out.glob("*"):
-        odd = path.is_symlink() or not (path.is_file() or path.is_dir())
-        if odd and re.fullmatch(ours, path.name):
+        ours = re.fullmatch(r"step-\d{8}|settings\.json|log\.jsonl|\.run\.lock", path.name)
+        if ours and (path.is_symlink() or not (path.is_file() or path.is_dir())):
             return f"{path} is a link, a pipe or a device. Name a new folder"
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
     parts = [] if steps else args.out.glob(f"step-{'[0-9]' * 8}/__*_*.distcp")
@@ -804,8 +800,7 @@ def settings_of(out):
     usual = {name: default for name, (default, _) in OPTIONS.items()}
     usual |= dict.fromkeys(["parallel", "precision", "data", "base"], "")
     with contextlib.suppress(OSError, AttributeError, *MALFORMED):  # find_start says so
-        file = out / "settings.json"
-        was = json.loads(file.read_text() if file.is_file() else "")  # a pipe would wait
+        was = json.loads(file.read_text() if (file := out / "settings.json").is_file() else "")
         return {name: was[name] for name in usual if type(was.get(name)) is type(usual[name])}
     return {}
 
@@ -867,14 +862,13 @@ def run(args, train, held_out):
     dist.broadcast_object_list(steps, device=torch.device("cpu"))
     if isinstance(steps := steps[0], str):
         leave(steps)
-    base, kinds = args.weights, {"F32", "F16", "BF16"}
-    there = {name: base.get_slice(name) for name in base.keys()} if base else {}  # noqa: SIM118
-    if there and (len(there) < args.layers or {p.get_dtype() for p in there.values()} - kinds):
+    old = {name: args.weights.get_slice(name) for name in args.shape and args.weights.keys()}
+    if 0 < len(old) < args.layers or {p.get_dtype() for p in old.values()} - {"F32", "F16", "BF16"}:
         leave(f"--base {args.base}: no weights of {args.layers} layers in F32, F16 or BF16 alone")
     with torch.device("meta"):  # without memory yet
         model = GPT(args)
     shapes = {name: [*p.shape] for name, p in model.named_parameters() if "lora" not in name}
-    if there and shapes != {name: part.get_shape() for name, part in there.items()}:
+    if old and shapes != {name: part.get_shape() for name, part in old.items()}:
         leave(f"--base {args.base}: its weights are not those that its options promise")
     called = parallelize(model, args)
     learn = [p for p in model.parameters() if p.requires_grad]
