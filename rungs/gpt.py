@@ -12,6 +12,8 @@ Go on only in a folder of your own run: PyTorch runs what another has put into a
 
     python rungs/gpt.py --out clothes --export clothes.safetensors
     python rungs/gpt.py --base clothes.safetensors --lora 8 --data mine.npz --out mine
+
+Chapter 18 of the book loads such a file in other code, and samples from it.
 """
 
 import argparse
@@ -89,6 +91,7 @@ OPTIONS = {  # default and meaning; those before "micro" are fixed once a run ha
     "profile": (False, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
+FIXED = [*STAYS, "precision", "sequences", "checksum"]
 SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the weights of --base
 LIMITS = {"seed": (0, 2**31), "lora": (0, 10**6), "dropout": (0, 0.999), "decay": (0, 1000)}
 LIMITS |= {"vocabulary": (0, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
@@ -221,7 +224,9 @@ def flops_of(args, model):
 
 
 def read_sequences(args):
-    """Token ids to train on and to validate with: two arrays of (count, context + 1)."""
+    """Token ids to train on and to validate with, each (count, context + 1); the highest."""
+    if not args.data.is_file():  # a pipe would wait
+        raise FileNotFoundError(2, "no such file")
     if args.data.suffix == ".npz":  # pictures: 14 x 14 means in 16 grey levels, after their class
         parts, arrays = [], np.load(args.data)
         if sum(i.file_size for i in arrays.zip.infolist()) > 100 * args.data.stat().st_size:
@@ -234,15 +239,16 @@ def read_sequences(args):
             greys = blocks.mean((2, 4)).reshape(-1, SIDE * SIDE) * GREYS // 256
             parts.append(np.column_stack([GREYS + labels, greys]))
         args.vocabulary = GREYS + CLASSES
-        return parts
+        return *parts, args.vocabulary - 1
     tokens = np.load(args.data, mmap_mode="r", allow_pickle=False)  # read as it is needed
     kind = tokens.dtype.kind
     if tokens.ndim != 1 or kind not in "iu" or (kind == "i" and tokens.min() < 0):
         raise ValueError
-    args.vocabulary = args.vocabulary or int(tokens.max()) + 1
+    highest = int(tokens.max())
+    args.vocabulary = args.vocabulary or highest + 1
     windows = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)[:: args.context]
     held_out = min(1024, max(1, len(windows) // 20))  # the end
-    return windows[:-held_out], windows[-held_out:]
+    return windows[:-held_out], windows[-held_out:], highest
 
 
 def batches(train, args, done, rank, ranks):
@@ -252,10 +258,8 @@ def batches(train, args, done, rank, ranks):
         epoch, place = divmod(step, per_epoch)
         if order is None or place == 0:
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train))
-        ids = train[order[place * args.batch :][: args.batch]]
-        if ids.max() >= args.vocabulary:  # on a GPU, the embedding would not say which
-            leave(f"--vocabulary {args.vocabulary}: the data has the id {ids.max()}")
-        mine = torch.from_numpy(ids[rank::ranks].astype(np.int64))
+        rows = order[place * args.batch :][rank : args.batch : ranks]
+        mine = torch.from_numpy(train[rows].astype(np.int64))
         yield mine.pin_memory() if args.device.type == "cuda" else mine  # copied beside computing
 
 
@@ -268,10 +272,11 @@ def say(sentence):
 
 
 def leave(sentence):
-    """End this rank; rank 0 says why. The others wait, since the first end is the end of all."""
-    if os.environ.get("RANK", "0") == "0":
+    """End this rank. The first one says why: of each host, and of all once they have met."""
+    met = dist.is_initialized()
+    if os.environ.get("RANK" if met else "LOCAL_RANK", "0") == "0":
         sys.exit(CODES.sub("?", sentence))
-    time.sleep(1 if dist.is_initialized() else 30)  # once they have met, rank 0 is here, too
+    time.sleep(1 if met else 30)  # the first end is the end of all
     sys.exit(1)
 
 
@@ -296,8 +301,6 @@ def join(args):
         args.precision = "bf16" if real else "fp16" if cuda else "fp32"
     if (args.parallel == "none") != alone:
         leave(f"--parallel {args.parallel}: start none with python, the others with torchrun")
-    if args.batch % args.ranks:
-        leave(f"--batch {args.batch} does not divide among {args.ranks} processes")
     if args.parallel == "hsdp" and args.ranks % args.shard:
         leave(f"--shard {args.shard}: {args.ranks} processes are no multiple of it")
 
@@ -427,22 +430,22 @@ def compare(args, now):
     cut = sorted({f"{part.parent.name} has no .metadata" for part in parts})
     own = (".run.lock", ".settings.json")  # what a start that failed may leave
     foreign = f"--out {args.out} holds no run of this program: name a new folder to begin one"
-    if not file.exists() and not all(path.name.endswith(own) for path in args.out.glob("*")):
-        return foreign
     if cut and not (args.out / ".run.lock").exists():  # every run has it
         way = "Copy it again, with hidden files, or name a new folder"
         return f"--out {args.out}: {'; '.join(cut)}. {way}"
     try:
-        was = json.loads(file.read_text()) if file.exists() else now
+        new = all(path.name.endswith(own) for path in args.out.glob("*"))
+        was = now if new else json.loads(file.read_text())
         changed = {k: f"{k} was {was[k]}, now {now[k]}" for k in now if was[k] != now[k]}
-    except MALFORMED:
+    except (FileNotFoundError, *MALFORMED):
         way = "begin the same run in a new folder, end it, and copy its settings.json here"
-        return f"{file} is damaged. Take it from a backup, or: {way}" if steps or cut else foreign
+        way = f"{file} is missing or damaged. Take it from a backup, or: {way}"
+        return way if steps or cut else foreign
     changed = changed if steps or cut else {}  # of a start that failed
-    fixed = [*STAYS, "precision", "sequences", "checksum"]
-    if other := [changed[name] for name in fixed if name in changed]:
+    if other := [changed[name] for name in FIXED if name in changed]:
         other = "; ".join([*other, *cut])
-        return f"--out {args.out}: {other}. Go on as it began, or name a new folder"
+        way = "Go on with the options, --data and --base as it began, or name a new folder"
+        return f"--out {args.out}: {other}. {way}"
     return steps, [*changed.values(), *cut]
 
 
@@ -525,7 +528,8 @@ def load_newest(args, steps, *parts):
 def reason_of(error):
     if isinstance(error, dcp.CheckpointException):  # of the ranks that have one
         error = next(iter(error.failures.values()))[0]
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+    first = re.split(r"\. |;|\n", str(error))[0]  # what follows is advice that fits badly
+    return f"{type(error).__name__}: {first}"
 
 
 def beside(path):
@@ -786,13 +790,16 @@ def parse():
     can_be = {"parallel": ["none"] if usual == "none" else rungs[1:], "precision": [*DTYPES]}
     was = {name: value for name, value in was.items() if value in can_be.get(name, [value])}
     parser.set_defaults(**was)  # what is not given stays as it was
-    base, shape = read_base(path := parser.parse_known_args()[0].base)
-    if path and not shape:
-        leave(f"--base {path}: there are no weights that --export of this program wrote")
+    base, shape = read_base(parser.parse_known_args()[0].base)
     parser.set_defaults(**shape)
     args = parser.parse_args()
     args.weights, args.shape, args.kv_heads = base, shape, args.kv_heads or args.heads
-    return args, *read_and_check(args)
+    for name, (default, _) in OPTIONS.items():
+        usual = (1, 10**9) if type(default) is int else (1e-12, 1e38)
+        (least, most), value = LIMITS.get(name, usual), getattr(args, name)
+        if type(default) is not bool and not least <= value <= most:  # nan is neither
+            leave(f"--{name.replace('_', '-')} must be from {least} to {most}, not {value}")
+    return args
 
 
 def settings_of(out):
@@ -818,50 +825,55 @@ def read_base(path):
 
 
 def read_and_check(args):
-    """The sequences to train on and to validate with, if all options are right."""
-    for name, (default, _) in OPTIONS.items():
-        usual = (1, 10**9) if type(default) is int else (1e-12, 1e38)
-        (least, most), value = LIMITS.get(name, usual), getattr(args, name)
-        if type(default) is not bool and not least <= value <= most:  # nan is neither
-            leave(f"--{name.replace('_', '-')} must be from {least} to {most}, not {value}")
+    """The sequences to train on and to validate with; or a sentence, if an option is wrong."""
     try:
-        train, held_out = read_sequences(args)
+        train, held_out, most = read_sequences(args)
     except Exception as error:  # of many kinds, whose words advise badly
         wanted = ".npy of more than --context whole numbers from 0 in one dimension"
         wanted += f", nor .npz of uint8 pictures and labels below {CLASSES}"
-        leave(f"--data {args.data} ({type(error).__name__}): no {wanted}")
-    other, most = [k for k, v in args.shape.items() if getattr(args, k) != v], held_out.max()
+        why = getattr(error, "strerror", None) or type(error).__name__
+        return f"--data {args.data} ({why}): no {wanted}"
+    other, base = [k for k, v in args.shape.items() if getattr(args, k) != v], args.base
     for wrong, sentence in [
+        (base and not args.shape, f"--base {base}: --export of this program has not written it"),
         (args.vocabulary > 10**7, f"--data {args.data}: ids must be below 10,000,000"),
-        (other, f"--base: {' and '.join(other)} must be as in {args.base}: {args.shape}"),
+        (other, f"--base: {' and '.join(other)} must be as in {base}: {args.shape}"),
         (most >= args.vocabulary, f"--vocabulary {args.vocabulary}: the data has the id {most}"),
         (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
+        (args.batch % args.ranks, f"--batch {args.batch} does not divide among {args.ranks} ranks"),
         (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
         (args.context + 1 != train.shape[1], "--context: a picture has 196 tokens"),
-        (args.lora and not args.base, "--lora changes weights: name their file as --base"),
+        (args.lora and not base, "--lora changes weights: name their file as --base"),
     ]:
         if wrong:
-            leave(sentence)
+            return sentence
     args.sequences = len(train)
     args.checksum = zlib.crc32(np.ascontiguousarray(train[:: 1 + len(train) // 1000]))  # a sample
-    if args.base:
-        args.checksum = zlib.crc32(np.memmap(args.base, mode="r"), args.checksum)
-    fixed = [getattr(args, name) for name in STAYS]
-    args.mark = zlib.crc32(json.dumps(fixed).encode(), args.checksum)  # of this run's checkpoints
+    if base:
+        args.checksum = zlib.crc32(np.memmap(base, mode="r"), args.checksum)
+    fixed = json.dumps([getattr(args, name) for name in STAYS])
+    args.mark = zlib.crc32(fixed.encode(), args.checksum)  # of this run's checkpoints
     return train, held_out
 
 
-def run(args, train, held_out):
-    steps = [None]
-    if args.rank == 0:
-        try:
-            steps = [find_start(args)]
-        except OSError as error:
-            steps = [f"{error.filename or args.out}: {error.strerror}. Name a writable folder"]
-    dist.broadcast_object_list(steps, device=torch.device("cpu"))
-    if isinstance(steps := steps[0], str):
-        leave(steps)
+def agree(args, found=None):
+    """What rank 0 has found, if no rank has found a sentence, and all are in the same run."""
+    names, every = [*FIXED, "parallel", "micro", "log_every", "save_every"], [None] * args.ranks
+    dist.all_gather_object(every, (found, {name: getattr(args, name, None) for name in names}))
+    for rank, (one, options) in enumerate(every):
+        if isinstance(one, str):
+            leave(f"process {rank}: {one}" if rank else one)
+        if other := [name for name in names if options[name] != every[0][1][name]]:
+            other = f"process {rank} has other values of {', '.join(other)} than process 0"
+            leave(f"{other}. Give all hosts the same options, --data and --base")
+    return every[0][0]
+
+
+def run(args):
+    found, steps = read_and_check(args), None
+    agree(args, found if isinstance(found, str) else None)
+    (train, held_out), lock = found, args.out / ".run.lock"
     old = {name: args.weights.get_slice(name) for name in args.shape and args.weights.keys()}
     if 0 < len(old) < args.layers or {p.get_dtype() for p in old.values()} - {"F32", "F16", "BF16"}:
         leave(f"--base {args.base}: no weights of {args.layers} layers in F32, F16 or BF16 alone")
@@ -870,6 +882,13 @@ def run(args, train, held_out):
     shapes = {name: [*p.shape] for name, p in model.named_parameters() if "lora" not in name}
     if old and shapes != {name: part.get_shape() for name, part in old.items()}:
         leave(f"--base {args.base}: its weights are not those that its options promise")
+    if args.rank == 0:
+        try:
+            steps = find_start(args)
+        except OSError as error:
+            steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
+    steps, way = agree(args, steps), "Name a folder that all hosts see"
+    agree(args, None if lock.exists() else f"{lock}, which process 0 made, is not there. {way}")
     called = parallelize(model, args)
     learn = [p for p in model.parameters() if p.requires_grad]
     matrices, others = ([p for p in learn if (p.dim() > 1) == big] for big in (True, False))
@@ -896,11 +915,11 @@ def run(args, train, held_out):
 
 @record
 def main():
-    args, train, held_out = parse()
+    args = parse()
     args.lock = None
     try:
         join(args)
-        run(args, train, held_out)
+        run(args)
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         leave(f"{reason_of(error)}. Is the disk full, was --out moved? The same command goes on.")
     finally:

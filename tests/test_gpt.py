@@ -206,7 +206,7 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
     base, other = whole / "weights.safetensors", tokens.with_name("other.npy")
     np.save(other, np.load(tokens)[::-1])
     cases = [
-        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on as it began, or name a new folder"),
+        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with the options, --data and --"),
         ([whole, "--steps", 30], "steps was 20, now 30"),
         ([whole, "--seed", 1], "seed was 0, now 1"),
         ([whole, "--data", other], "checksum was "),
@@ -219,8 +219,8 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--clip", -1], "--clip must be from 1e-12 to inf, not -1.0"),
         ([tmp_path, "--lr", "fast"], "argument --lr: invalid float value: 'fast'. --help lists"),
         ([tmp_path, "--lora", 4], "--lora changes weights: name their file as --base"),
-        ([tmp_path, "--base", PROGRAM], "there are no weights that --export of this program wrote"),
-        ([tmp_path, "--data", tmp_path], "(IsADirectoryError): no .npy of more than"),
+        ([tmp_path, "--base", PROGRAM], "--export of this program has not written it"),
+        ([tmp_path, "--data", tmp_path], "(no such file): no .npy of more than"),
         ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
         ([tmp_path / "out", "--export", tokens.parent], "name a .safetensors file that is new or"),
         (
@@ -266,9 +266,10 @@ def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_pa
     assert json.loads((tmp_path / "settings.json").read_text()) == begun
     done = run_here(PROGRAM, "--out", tmp_path, "--micro", 5, "--no-recompute")
     assert done.stdout.splitlines()[0] == "micro was 7, now 5; recompute was True, now False"
-    (tmp_path / "settings.json").write_text("{")
-    done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
-    assert "settings.json is damaged. Take it from a backup, or: begin the same" in done.stderr
+    for harm in (lambda path: path.write_text("{"), lambda path: path.unlink()):
+        harm(tmp_path / "settings.json")
+        done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
+        assert "settings.json is missing or damaged. Take it from a backup, or: " in done.stderr
 
 
 @pytest.fixture
@@ -278,8 +279,9 @@ def begin(gpt, tokens, tmp_path, monkeypatch):
     def start(*options):
         given = ["gpt.py", "--out", tmp_path / "out", "--data", tokens, *SMALL, *options]
         monkeypatch.setattr(sys, "argv", list(map(str, given)))
-        args, *_ = gpt.parse()
-        args.lock = None
+        args = gpt.parse()
+        args.lock, args.ranks = None, 1
+        gpt.read_and_check(args)
         found = gpt.find_start(args)
         if args.lock:
             args.lock.close()
@@ -391,7 +393,7 @@ def test_a_run_that_came_and_went_while_another_waited_is_seen(gpt, begin, tmp_p
 
     hold = gpt.hold
     monkeypatch.setitem(gpt.find_start.__globals__, "hold", late)
-    assert "seed was 7, now 0. Go on as it began" in begin()
+    assert "seed was 7, now 0. Go on with the" in begin()
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["seed"] == 7
 
 
@@ -414,7 +416,7 @@ def test_what_is_of_no_option_s_type_in_the_settings_is_not_taken(gpt, tmp_path,
         assert gpt.settings_of(tmp_path) == taken
     (tmp_path / "settings.json").write_text('{"parallel": "dpp", "precision": "fp", "lr": 0.1}')
     monkeypatch.setattr(sys, "argv", ["gpt.py", "--out", str(tmp_path)])
-    args, *_ = gpt.parse()
+    args = gpt.parse()
     assert (args.parallel, args.precision, args.lr) == ("none", "auto", 0.1)
 
 
@@ -428,7 +430,9 @@ def test_rows_of_the_log_that_are_damaged_are_left_out(gpt, tmp_path):
 def usual(gpt, **options):
     """The options of a run, but for these."""
     args = {name: default for name, (default, _) in gpt.OPTIONS.items()}
-    return SimpleNamespace(**args | {"kv_heads": 4, "shape": {}, "base": None} | options)
+    return SimpleNamespace(
+        **args | {"kv_heads": 4, "shape": {}, "base": None, "ranks": 1} | options
+    )
 
 
 def test_data_that_cannot_be_right_is_refused_in_one_sentence(gpt, tokens, tmp_path):
@@ -445,49 +449,56 @@ def test_data_that_cannot_be_right_is_refused_in_one_sentence(gpt, tokens, tmp_p
     black = {"train_images": np.zeros((20_000, 28, 28), np.uint8), "train_labels": np.zeros(20_000)}
     np.savez_compressed(tmp_path / "bomb.npz", **clothes | black)
     shutil.copy(tokens, tmp_path / "npy.npz")
-    gpt.read_and_check(usual(gpt, data=right))
-    for name in [*changed, "cut", "bomb", "npy"]:
-        with pytest.raises(SystemExit, match=r"no .npy of .* nor .npz of uint8 pictures"):
-            gpt.read_and_check(usual(gpt, data=tmp_path / f"{name}.npz"))
-    ids = np.load(tokens).astype(int)
-    ids[-100] = 5 * 10**12  # in what is held out
+    os.mkfifo(tmp_path / "pipe.npz")
+    assert len(gpt.read_and_check(usual(gpt, data=right))) == 2
+    for name in [*changed, "cut", "bomb", "npy", "pipe"]:
+        said = gpt.read_and_check(usual(gpt, data=tmp_path / f"{name}.npz"))
+        assert re.search(r"no .npy of .* nor .npz of uint8 pictures", said)
+    assert "pipe.npz (no such file): no .npy" in said
+
+
+@pytest.mark.parametrize("high", [5 * 10**12, 2**64 - 1])
+@pytest.mark.parametrize("place", [100, -100])  # -100 is held out
+def test_an_id_that_is_too_high_is_said_before_training_wherever_it_is(
+    gpt, tokens, tmp_path, place, high
+):
+    ids = np.load(tokens).astype(np.uint64)
+    ids[place] = high
     np.save(tmp_path / "high.npy", ids)
-    for vocabulary, sentence in {
-        0: "ids must be below 10,000,000",
-        8: "has the id 5000000",
-    }.items():
+    for vocabulary, said in {0: "ids must be below 10,000,000", 8: f"has the id {high}"}.items():
         args = usual(gpt, vocabulary=vocabulary, data=tmp_path / "high.npy", context=16)
-        with pytest.raises(SystemExit, match=sentence):
-            gpt.read_and_check(args)
-
-
-@pytest.mark.parametrize("high", [9, 2**64 - 1])
-def test_every_rank_sees_an_id_that_is_too_high_in_the_share_of_one(gpt, high):
-    train, device = np.zeros((4, 5), np.uint64), torch.device("cpu")
-    train[2] = high
-    args = SimpleNamespace(batch=4, steps=1, seed=0, vocabulary=9, device=device)
-    for rank in (0, 1):
-        with pytest.raises(SystemExit, match=f"--vocabulary 9: the data has the id {high}"):
-            next(gpt.batches(train, args, 0, rank, 2))
+        assert said in gpt.read_and_check(args)
 
 
 def test_a_base_of_the_same_shape_is_known_by_its_numbers(gpt, tokens, tmp_path):
     sums = set()
     for other in (b"\0", b"\1"):
         (tmp_path / "base").write_bytes(bytes(50_500) + other + bytes(40_000))
-        args = usual(gpt, base=tmp_path / "base", data=tokens, context=16)
+        args = usual(gpt, base=tmp_path / "base", shape={"lora": 0}, data=tokens, context=16)
         gpt.read_and_check(args)
         sums.add(args.checksum)
     assert len(sums) == 2
 
 
+def gathered(every, mine):
+    """`all_gather_object` of one rank."""
+    every[0] = mine
+
+
+def test_what_damaged_a_checkpoint_is_said_without_the_advice_that_follows(gpt):
+    error = RuntimeError("Weights only load failed. In PyTorch 2.6, we changed the default")
+    assert gpt.reason_of(error) == "RuntimeError: Weights only load failed"
+
+
 def test_a_full_disk_is_said_with_the_folder(gpt, tmp_path, monkeypatch):
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))  # no file's name
-    for name, stand_in in {"find_start": full, "dist": mock.Mock()}.items():
+    stand_ins = {"find_start": full, "dist": mock.Mock(all_gather_object=gathered)}
+    stand_ins["read_and_check"] = lambda args: (None, None)
+    for name, stand_in in stand_ins.items():
         monkeypatch.setitem(gpt.run.__globals__, name, stand_in)
     sentence = f"{tmp_path}: No space left on device. Name a writable folder"
     with pytest.raises(SystemExit, match=re.escape(sentence)):
-        gpt.run(SimpleNamespace(rank=0, out=tmp_path), None, None)
+        gpt.run(usual(gpt, vocabulary=26, rank=0, out=tmp_path, weights=None))
 
 
 def damage(folder, kind):
@@ -592,6 +603,41 @@ def test_rank_0_says_what_is_wrong_though_another_is_there_first(tmp_path):
     command += ["--nproc-per-node=2", "--no-python", "bash", "-c", late]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
     assert done.stderr.count("--lr must be from 1e-12 to 1e+38, not -1.0") == 1
+
+
+def test_the_first_rank_of_a_host_says_what_is_wrong_there_alone(tmp_path):
+    env = os.environ | {"RANK": "3", "LOCAL_RANK": "0"}  # rank 0, on another host, would wait
+    command = [sys.executable, PROGRAM, "--lr", "-1", "--out", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.stderr == "--lr must be from 1e-12 to 1e+38, not -1.0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ("--lr 0.1 --micro 5", "process 1 has other values of lr, micro than process 0. Give all"),
+        ("--data other.npy", "process 1 has other values of checksum than process 0. Give all"),
+        ("--data none.npy", "process 1: --data none.npy (no such file): no .npy of more than"),
+        ("--out b", "process 1: b/.run.lock, which process 0 made, is not there. Name a folder"),
+    ],
+)
+def test_hosts_that_are_not_in_the_same_run_are_told_before_training(
+    tokens, tmp_path, second, said
+):
+    """A rank is a host here: it has options of its own."""
+    np.save(tmp_path / "other.npy", np.load(tokens)[::-1])
+    options = ["--out", "a", "--data", tokens, *SMALL]
+    own = f"[ $RANK = 1 ] && own='{second}'; exec '{sys.executable}' '{PROGRAM}' $* $own"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", "--no-python", "bash", "-c", own, "_", *map(str, options)]
+    env = os.environ | WITHOUT_GPUS | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, cwd=tmp_path, env=env
+    )
+    assert done.stderr.startswith(said)
+    assert "from step 0" not in done.stdout
+    assert not list(tmp_path.glob("*/step-*"))
 
 
 @pytest.mark.slow
@@ -830,7 +876,7 @@ def test_with_a_cache_a_token_gets_the_scores_that_it_gets_without(gpt, options)
 
 def test_no_score_depends_on_a_later_token_and_learning_beats_guessing(gpt):
     model, args = new_model(gpt, layers=2, width=32, batch=16, steps=60, data=gpt.CLOTHES)
-    train, held_out = gpt.read_sequences(args)
+    train, held_out, _ = gpt.read_sequences(args)
     assert (train.shape, held_out.shape, args.vocabulary) == ((12_000, 197), (2_000, 197), 26)
     assert train[:, 1:].max() < gpt.GREYS <= train[:, 0].min()  # no grey is a class
     tokens = torch.from_numpy(held_out[:64].astype(int))
