@@ -50,6 +50,9 @@ BAD_INPUT = {
     "doctor --program .": "--timeout and --program go with --distributed, under torchrun",
     "doctor --distributed --program ''": "--program is empty",
     "doctor --distributed": "RANK, LOCAL_RANK, WORLD_SIZE",
+    "simulate --name 'a\nb' 2 python": "No GPU is called 'a",
+    "simulate --capability=-1.5 2 python": "(-1, 5) is no compute capability",
+    "simulate --capability 99999999999999.0 2 python": "is no compute capability",
     "simulate 0 python": "0 GPUs cannot be simulated: give a number from 1 to 16.",
     "simulate 2 --name A100 python": "--name goes before the number of GPUs.",
     "simulate 2": "Give the command to run",
@@ -99,6 +102,24 @@ def test_bad_input_gets_one_sentence_and_writes_nothing(capsys, files):
         assert re.fullmatch(r"torchclinic (inspect|fix|doctor|simulate): .*\n", err), command
         assert sentence in err
     assert sorted({*os.listdir()} - {"__pycache__"}) == files
+
+
+@pytest.mark.parametrize("first", ["x = 1", "#!/nosuch/python"])
+def test_a_program_that_the_system_cannot_run_is_one_sentence(capsys, tmp_path, first):
+    (program := tmp_path / "program").write_text(first)
+    program.chmod(0o755)
+    status, _, err = answer(capsys, "simulate", "2", str(program))
+    assert (status, err.count("\n")) == (2, 2)
+    assert f"torchclinic simulate: {program} cannot be run (" in err
+
+
+def test_explain_has_a_sentence_where_there_is_no_standard_input():
+    for words in ("explain", "explain -", "explain - -"):
+        for given in ("<&-", "< /dev/null"):
+            command = f"{shlex.join(CLINIC)} {words} {given}"
+            done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100)
+            assert done.returncode == 2, done
+            assert done.stderr.startswith("torchclinic explain: nothing to read there."), done
 
 
 def test_a_wrong_argument_sends_no_codes_to_the_terminal(capsys):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from running import port_for_a_store, ran
 
-from torchclinic import doctor
+from torchclinic import UserError, doctor
 from torchclinic.process_group import GROUP
 from torchladder.launching import launch
 
@@ -106,6 +106,21 @@ def test_without_a_launcher_it_says_how_to_start_it(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match=r"RANK.*not set.*torchrun --nproc-per-node=2 -m torchc"):
         doctor.run(60)
+
+
+@pytest.mark.parametrize("name", [name for name in GROUP if name != "MASTER_ADDR"])
+def test_a_rank_that_is_no_number_is_one_sentence(monkeypatch, name):
+    for other in GROUP:
+        monkeypatch.setenv(other, "0")
+    for value in ("x", "-1", "1" * 5000, ""):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"{name} is '.*', no whole number"):
+            doctor.run(60)
+
+
+def test_a_device_is_no_program():
+    with pytest.raises(UserError, match="--program /dev/null: a device, pipe or socket"):
+        doctor.hash_of("/dev/null")
 
 
 def test_what_ranks_say_is_in_their_order_whichever_comes_first():

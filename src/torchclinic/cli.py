@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends it with one sentence and exit status 2."""
     options = _parser().parse_args(arguments)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - there is none if it is closed
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):  # not where a test or a notebook has put its own
         sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
     text = ""
@@ -123,7 +124,7 @@ def _explain(options: argparse.Namespace) -> int:
     """
     from torchclinic import errors, flight_recorder, logs
 
-    what = options.what or ["" if sys.stdin.isatty() else "-"]
+    what = [*dict.fromkeys(options.what)] or ["" if sys.stdin.isatty() else "-"]
     if dumps := flight_recorder.dumps_in(what):
         one_by_one = ((str(file), file.read_bytes()) for file in dumps)
         ranks, absent = flight_recorder.read(one_by_one)
@@ -297,4 +298,8 @@ def _simulate(options: argparse.Namespace) -> None:
     if not shutil.which(program):
         raise UserError(f"{program} is no command here: nothing of that name can be run.")
     print(f"Simulated GPUs: {options.count}. No time says anything about a GPU.", file=sys.stderr)
-    os.execvpe(program, options.program, os.environ | inherited(settings))
+    try:
+        os.execvpe(program, options.program, os.environ | inherited(settings))
+    except OSError as error:
+        way = "In its first line stands what runs it, such as #!/usr/bin/env python."
+        raise UserError(f"{program} cannot be run ({error.strerror}). {way}") from error

@@ -249,6 +249,13 @@ def test_ten_times_as_much_of_a_hostile_text_takes_no_more_than_its_share():
         assert whole < 20 * max(tenth, 0.02), piece[:50]
 
 
+@pytest.mark.timeout(100)
+def test_a_long_line_without_a_known_error_is_explained_in_time():
+    line = "a" * 2_000_000
+    assert "Nothing in the book is close" in explain(line)
+    assert "last words, in line 1: b" in explain(f"b\n{line}failed (exitcode")
+
+
 def test_a_long_line_is_prepared_once_however_many_matches_it_has(monkeypatch):
     lengths, plain = [], squeezing._plain
     monkeypatch.setattr(squeezing, "_plain", lambda text: lengths.append(len(text)) or plain(text))

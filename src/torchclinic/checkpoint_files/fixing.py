@@ -76,7 +76,8 @@ def fix_checkpoint(
         to the source's; ``dropped``: what was left out, and what it is or why; ``cloned``: keys
         that showed a part of a larger storage; ``tied``: keys that were one tensor and still are;
         ``converted``: of how many tensors the dtype changed, by "float32 to bfloat16" and the like;
-        ``changed``: how many numbers that changed by more than rounding, by key;
+        ``changed``: how many numbers that changed by more than rounding (of which some may
+        become 0), by key;
         ``not_finite``: how many numbers that were written are NaN or infinite, by key;
         ``verified``: how many storages were compared with their checksums.
 

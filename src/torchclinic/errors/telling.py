@@ -37,7 +37,7 @@ slow, too much memory, or wrong numbers? Say that, and when it begins."""
 NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
 # What tells a program's sentence from a reader's; and what torchrun says when a rank has failed.
 OF_A_PROGRAM = r"(?:^|\s)--\w|\.py: "
-OF_TORCHRUN = r".*(?:closing signal SIG|failed \(exitcode)"
+OF_TORCHRUN = r"(?m)^.*(?:closing signal SIG|failed \(exitcode)"
 NOTICE = "This log has no error message, but this notice:"
 
 

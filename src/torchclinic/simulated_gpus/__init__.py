@@ -73,7 +73,9 @@ def describe(count: int, **gpu: Any) -> str:
     gpu = {"count": count} | T4 | gpu
     if not 0 < gpu["memory"] < float("inf"):
         raise UserError(f"No GPU has {gpu['memory']} bytes of memory: give a number such as 16e9.")
-    if len(gpu["capability"]) != 2:
+    if not gpu["name"].isprintable():
+        raise UserError(f"No GPU is called {gpu['name']!r}: give a name on one line.")
+    if len(gpu["capability"]) != 2 or not all(0 <= n < 100 for n in gpu["capability"]):
         raise UserError(f"{gpu['capability']} is no compute capability: give two, such as (8, 0).")
     return json.dumps(gpu)
 
