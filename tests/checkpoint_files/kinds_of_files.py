@@ -208,6 +208,10 @@ good("data_parallel_submodule", lambda _: with_inner(DataParallel), needs_model=
 good("averaged", lambda _: AveragedModel(net()).state_dict(), prefix="module.")
 good("part_of_a_larger_model", needs_model=True, more=True,
      make=lambda _: nn.ModuleDict({"body": net(), "neck": net(Tied)}).state_dict())  # fmt: skip
+good("opacus", lambda _: {f"_module.{key}": value for key, value in state().items()},
+     prefix="_module.")  # fmt: skip
+good("average_of_mmengine", prefix="module.",
+     make=lambda _: {"steps": torch.tensor(3), **DataParallel(net()).state_dict()})  # fmt: skip
 good("fsdp", lambda _: {f"_fsdp_wrapped_module.{key}": value for key, value in state().items()},
      prefix="_fsdp_wrapped_module.")  # fmt: skip
 
@@ -541,6 +545,15 @@ for _name, _message, _data in [
     bad(_message, _name, lambda _, data=_data: data)
 
 NONE = "no state dict in it"
+for _protocol in (2, 4, 5):
+    bad("was pickled by pickle.dump", f"pickled_by_protocol_{_protocol}", inspectable=True,
+        make=lambda _, p=_protocol: pickle.dumps({"model": state()}, p))  # fmt: skip
+bad("arrays by joblib.dump", "joblib_of_arrays",
+    lambda _: b"\x80\x02cjoblib.numpy_pickle\nNumpyArrayWrapper\n0\xff\x03")  # fmt: skip
+ARRAYS = {"w": np.ones(3), "lr": np.float32(0.1)}
+bad("['blobs'] (or", "arrays_in_a_pickle", inspectable=True,
+    make=lambda _: pickle.dumps({"blobs": ARRAYS, "cfg": "x"}, 2))  # fmt: skip
+bad("NumPy's arrays: if", "arrays_saved_by_torch", lambda _: ARRAYS, inspectable=True)
 
 
 def long_name_above_many_weights(_):
@@ -894,6 +907,15 @@ def distributed_checkpoint(folder):
 
 for _name in (".metadata", "__0_0.distcp"):
     bad("a part of ", _name)(lambda folder, name=_name: distributed_checkpoint(folder) / name)
+
+
+for _mode in ("w", "w:gz", "w:xz"):
+
+    @bad("a tar archive, as NeMo's .nemo is", f"nemo_{_mode}")
+    def nemo(folder, mode=_mode):
+        with tarfile.open(folder / "x.nemo", mode) as archive:
+            archive.add(plain(folder), "./model_weights.ckpt")
+        return folder / "x.nemo"
 
 
 @bad("a tar archive")

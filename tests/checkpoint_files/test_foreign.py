@@ -23,6 +23,7 @@ from torchclinic.checkpoint_files import (
     inspect_checkpoint,
     load_into,
 )
+from torchclinic.checkpoint_files.pickles import StandIn
 from torchladder.launching import launch
 
 
@@ -121,6 +122,7 @@ FILES = {
     "They cannot be merged": prompts,
     "zero_to_fp32 {}/run whole -t global_step7": placeholders,
     "a step of DeepSpeed's. If": lambda folder: placeholders(folder).parent,
+    "--model-type GPT --target-tensor-parallel-size 1 --target-pipeline-parallel-size 1 "
     "--load-dir {}/run --save": megatron,
     "ONNX, a program, whose": lambda folder: written(folder, ONNX_BY_TEN, "model"),
     "2 tensors without names under 'shadow_params'": lambda folder: saved(
@@ -142,6 +144,7 @@ def test_what_is_not_weights_is_told_and_never_converted(words, tmp_path):
         told = str(error)
     assert words in told
     assert "A plain state dict" not in told
+    assert not (told.startswith("Not the w") and "(the weights)" in repr(inspect_checkpoint(path)))
     for options in ({}, {"dtype": torch.float32}, {"model": net()}):
         with pytest.raises(CheckpointError, match=re.escape(words)):
             fix_checkpoint(path, tmp_path / "fixed.pt", **options)
@@ -283,7 +286,20 @@ def float8_blocks(rows=20, columns=40, block=16):
     return low.float() * wide, {"weight": low, "weight_scale_inv": scales}
 
 
-@pytest.mark.parametrize("pack", [awq, float8_blocks])
+def int8_rows(rows=4, columns=6):
+    """As bitsandbytes' Linear8bitLt."""
+    low, scales = torch.randint(-127, 127, (rows, columns)).to(torch.int8), torch.rand(rows)
+    parts = {"weight": low, "SCB": scales, "weight_format": torch.tensor(0).to(torch.uint8)}
+    return low * scales[:, None] / 127, parts
+
+
+def quanto():
+    low, scales = torch.randint(-127, 127, (4, 6)).to(torch.int8), torch.rand(4, 1)
+    parts = {"weight._data": low, "weight._scale": scales, "input_scale": torch.ones(())}
+    return low * scales, parts
+
+
+@pytest.mark.parametrize("pack", [awq, float8_blocks, int8_rows, quanto])
 @pytest.mark.parametrize("inside", [False, True])
 def test_the_line_that_unpacks_weights_gives_the_numbers(pack, inside, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -395,6 +411,54 @@ def test_weights_in_parts_and_positions_of_another_size_have_a_way(tmp_path):
     model, source = nn.ModuleList([small, nn.Linear(1, 1)]), nn.ModuleList([large, nn.Linear(1, 1)])
     with pytest.raises(CheckpointError, match="resample_abs_pos_embed"):
         load_into(model, source.state_dict())
+
+
+def test_models_that_name_or_stack_the_same_weights_in_another_way_have_a_way_out(tmp_path):
+    attention = {f"att.{part}linear.weight": torch.ones(4, 4) for part in "qkv"}
+    kernel = {"_torch_params.sequential/dense/kernel": torch.ones(2, 4)}
+    for state, words in [(attention, "in_proj_weight"), (kernel, "transposed")]:
+        path = saved(tmp_path, state)
+        assert words in inspect_checkpoint(path).advice[0]
+        with pytest.raises(CheckpointError, match="no key fits"):
+            load_into(nn.Linear(4, 2), path)
+    models = [nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)) for _ in range(4)]
+    path = saved(tmp_path, torch.func.stack_module_state(models)[0])
+    with pytest.raises(CheckpointError, match=r"Each tensor is a stack of.*\{k: v\[0\] for"):
+        load_into(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), models[0][1]), path)
+    text = nn.ModuleDict({"resblocks": nn.ModuleList([nn.Linear(2, 2)])})
+    model = nn.ModuleDict({"text": nn.ModuleDict({"transformer": text}), "visual": nn.Linear(2, 1)})
+    state = {k.removeprefix("text."): v for k, v in model.state_dict().items()}
+    path = saved(tmp_path, state)
+    with pytest.raises(CheckpointError, match=r"open_clip\.load_checkpoint\(model, "):
+        load_into(model, path)
+
+
+def test_what_the_way_out_of_a_tensor_or_program_leaves_out_is_said(tmp_path):
+    for name, words in {
+        "torchao.Int8Tensor": "Activations that it rounds too are then not rounded",
+        "a.ShardedTensor": "strict=False, of LOCAL_STATE_DICT",
+    }.items():
+        assert words in foreign.why_unread(StandIn(name), tmp_path)
+    torch.jit.script(nn.Linear(2, 1)).save(tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"but not those that torch\.ao packed"):
+        inspect_checkpoint(tmp_path / "x.pt")
+    lora = adapter(tmp_path, ADAPTERS["pipe."])
+    assert "alpha is taken to be the rank" in inspect_checkpoint(lora).advice[0]
+    small, large = (nn.ParameterDict({"positional_embedding": torch.ones(n, 4)}) for n in (5, 10))
+    with pytest.raises(CheckpointError, match="open_clip"):
+        load_into(nn.ModuleList([small]), nn.ModuleList([large]).state_dict())
+
+
+def test_a_net_of_skorch_is_told_with_its_model(tmp_path):
+    path = written(tmp_path, b"\x80\x02cskorch.net\nNeuralNet\n)\x81}X\1\0\0\0aK\1sb.")
+    assert "').module_ is the model" in "".join(
+        inspect_checkpoint(path).advice[0].replace("'rb')", "'")
+    )
+
+
+def test_a_state_dict_with_something_beside_is_not_called_plain(tmp_path):
+    path = saved(tmp_path, nn.Linear(2, 1).state_dict() | {"checkpointer": {"saved": []}})
+    assert "torchclinic fix" in inspect_checkpoint(path).advice[0]
 
 
 def test_a_safetensors_file_that_is_cut_or_lies_about_its_header_is_refused(tmp_path):

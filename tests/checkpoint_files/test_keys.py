@@ -25,6 +25,8 @@ def shaped(*keys, shape=(2,)):
         (["e.0.module.w", "e.1.w"], ["e.0.w", "e.1.w"], ["e.0.module.w", "e.1.w"]),
         (["n_averaged", "module.a"], ["a"], ["module.a"]),
         (["n_averaged", "a"], ["n_averaged", "a"], ["n_averaged", "a"]),
+        (["_module.a.w", "_module.b.w"], ["a.w", "b.w"], ["_module.a.w", "_module.b.w"]),
+        (["steps", "module.a"], ["a"], ["module.a"]),
     ],
 )
 def test_keys_find_their_partners(file, model, names):
@@ -48,8 +50,10 @@ def test_of_two_parts_none_is_guessed_and_one_layer_is_not_taken_for_another():
 def test_a_prefix_that_would_cause_a_collision_or_is_on_some_keys_only_stays():
     found = match(shaped("module.a", "module.b", "a"), shaped("a", "b"))
     assert (found.names, found.unexpected_keys) == ({"a": "a"}, ["module.a", "module.b"])
-    keys = ["module.fc.weight", "conv.weight"]
-    assert clean_names("x.pt", keys) == {key: key for key in keys}
+    for name in ("module", "_module"):
+        keys = [f"{name}.fc.weight", "conv.weight"]
+        assert clean_names("x.pt", keys) == {key: key for key in keys}
+    assert clean_names("x.pt", ["_module.module.w"]) == {"_module.module.w": "w"}
 
 
 def test_ten_thousand_keys_are_matched_in_a_moment():

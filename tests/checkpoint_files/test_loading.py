@@ -43,6 +43,49 @@ def test_what_does_not_fit_is_an_error_that_changes_nothing_or_is_left_out_on_re
             load_into(nn.Identity(), state)
 
 
+def test_another_head_on_a_model_with_batch_norm_has_a_way_out(tmp_path):
+    """Batch norm may judge keys itself, so torch's own refusal comes first."""
+    old, new = (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, n)) for n in (7, 5))
+    path = saved(tmp_path, DataParallel(old).state_dict())
+    with pytest.raises(CheckpointError) as caught:
+        load_into(new, path)
+    assert "1.weight is (7, 4) in the file, (5, 4) in the model; 1.bias is" in str(caught.value)
+    assert str(caught.value).endswith(
+        " strict=False) would leave 2 of the model's keys as they are."
+    )
+    assert list(load_into(new, path, strict=False).mismatched_shapes) == ["1.weight", "1.bias"]
+
+
+def test_a_refusal_by_a_models_own_code_is_not_cut_within_a_word():
+    model = nn.Linear(2, 1)
+    model.register_load_state_dict_pre_hook(lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"refused it \(.* \.\.\.\)\."):
+        load_into(model, {"weight": torch.ones(9, 8, 7), "bias": torch.ones(6, 5, 4)})
+
+
+def test_a_part_is_chosen_by_its_name_without_wrappers(tmp_path):
+    whole = nn.ModuleDict({"visual": nn.Linear(2, 1), "text": nn.Linear(3, 1)})
+    path = saved(tmp_path, {"state_dict": DataParallel(whole).state_dict(), "epoch": 3})
+    for key in ("visual", "module.visual", "state_dict.visual"):
+        load_into(part := nn.Linear(2, 1), path, key=key)
+        assert torch.equal(part.weight, whole["visual"].weight)
+
+
+def test_the_average_of_mmengine_is_loaded_and_a_models_own_steps_are_not_left_out(tmp_path):
+    model, steps = nn.Linear(2, 1), {"steps": torch.tensor(3)}
+    average = steps | DataParallel(nn.Linear(2, 1)).state_dict()
+    path = saved(tmp_path, {"state_dict": model.state_dict(), "ema_state_dict": average})
+    load_into(model, path, key="ema_state_dict")
+    assert torch.equal(model.weight, average["module.weight"])
+    report = fix_checkpoint(path, tmp_path / "y.pt", key="ema_state_dict")
+    assert list(report.names) == ["weight", "bias"]
+    assert "put there by AveragedModel" in " ".join(repr(report).split())
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(steps\)"):
+        load_into(nn.Linear(2, 1), steps | model.state_dict())
+    report = fix_checkpoint(saved(tmp_path, steps | model.state_dict()), tmp_path / "y.pt")
+    assert "steps" in report.names
+
+
 def test_a_model_on_the_meta_device_is_refused():
     with torch.device("meta"):
         model = nn.Linear(2, 1)

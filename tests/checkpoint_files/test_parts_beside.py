@@ -64,8 +64,15 @@ def test_what_changes_the_answers_is_not_left_out(make, tmp_path):
     assert MADE[make] in " ".join(str(report).split())
 
 
-# Of Swin, SAM and DLA: keys of ordinary models that look like those.
-ORDINARY = ["0.attn_mask", "prompt_encoder.no_mask_embed.weight", "base.base_layer.0.weight"]
+# Of Swin, SAM, DLA and others: keys of ordinary models that look like those.
+ORDINARY = [
+    "0.attn_mask",
+    "att.k_linear.weight",
+    "1._module.weight",
+    "steps",
+    "prompt_encoder.no_mask_embed.weight",
+    "base.base_layer.0.weight",
+]
 
 
 @pytest.mark.parametrize("key", ORDINARY)

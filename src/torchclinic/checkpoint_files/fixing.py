@@ -26,6 +26,7 @@ from torchclinic.checkpoint_files.loading import match_model, misfit
 from torchclinic.checkpoint_files.pickles import storage_id, walk
 from torchclinic.checkpoint_files.reading import (
     ENDINGS,
+    LIGHTNING,
     TIES,
     Checkpoint,
     CheckpointError,
@@ -38,6 +39,7 @@ from torchclinic.writing import atomic_file
 
 # What is no file of PyTorch's by its name, and would be one by its contents.
 OTHER_FORMATS = {".onnx", ".gguf", ".h5", ".hdf5", ".keras", ".npy", ".npz", ".json", ".tflite"}
+COUNTER = "AveragedModel's counter"
 
 
 def fix_checkpoint(
@@ -131,7 +133,7 @@ def fix_checkpoint(
     dropped = weights.described(rest)
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
-        dropped[old] = "AveragedModel's counter" if is_counter(old) else "the model has no such key"
+        dropped[old] = COUNTER if is_counter(old, found) else "the model has no such key"
     values = {new: found[old] for new, old in names.items()}
     tensors = weights.tensors_in(values)
     devices = Counter(map(checkpoint.device, tensors.values()))
@@ -200,11 +202,12 @@ def _rows(
     at = f", from {where!r}" if where else ""
     renamed = {old: new for new, old in done.names.items() if old != new}
     tensors = f"the checksums of {done.verified} tensor{'s' * (done.verified != 1)}"
+    beside = [key for key, what in done.dropped.items() if key == LIGHTNING or what == COUNTER]
     return {
         "part": part_note(source.path),
         "beware": key_note(done.names.values(), source.path),
         "wrote": f"{kind}, {in_bytes(target.stat().st_size)}: {len(done.names)} entries{at}",
-        "taken_off": prefix_notes(removed_prefixes(renamed), done.dropped),
+        "taken_off": prefix_notes(removed_prefixes(renamed), beside),
         "renamed": some((f"{a} -> {b}" for a, b in renamed.items()), 1),
         "moved": [
             f"{n} tensors from {device} to the CPU" for device, n in devices.items()

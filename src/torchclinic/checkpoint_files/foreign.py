@@ -59,7 +59,7 @@ def filled(way_out: str, path: Path, at: str = "", **names: str) -> str:
     above = 1 if STEP.fullmatch(home.name) else 2 if SLICE.match(home.name) else 0
     run = [home, *home.parents][min(above, len(home.parents))]
     names |= {"run": path_word(run), "tag": path_word(home.name), "folder": str(folder)}
-    names |= {"name": path.name, "here": path_word(folder)}
+    names |= {"name": path.name, "here": path_word(folder), "file": path_word(path)}
     names |= {"whole": free_name("whole"), "whole_pt": free_name("whole.pt")}
     names |= {"plain": free_name("plain.pt"), "packed": free_name("packed")}
     every = parts_of(path)
@@ -156,6 +156,16 @@ def key_note(keys: Iterable[str], path: Path, table: str = "inside") -> str:
         if any(re.search(pattern, key) for key in keys):
             return filled(words, path)
     return ""
+
+
+def stacked_note(shapes: Mapping[str, tuple], path: Path) -> str:
+    """What to say where each tensor of a file has several of the model's for rows.
+
+    >>> stacked_note({"weight": ((4, 3, 2), (3, 2))}, Path("x.pt"))[:49]
+    "Each tensor is a stack of the model's, as torch.f"
+    """
+    counts = {ours[0] if ours and ours[1:] == theirs else 0 for ours, theirs in shapes.values()}
+    return filled(WAYS["stacked"], path) if len(counts) == 1 and all(counts) else ""
 
 
 def home_note(path: Path) -> str:

@@ -148,12 +148,13 @@ def _advice(found: Report, path: Path) -> Iterator[str]:
     if inside:
         return
     is_plain = found.weights_at == "" and {*found.devices.values()} <= {"cpu"}
+    is_plain &= all(not key or key.endswith(weights.EXTRA_STATE) for key in found.contents)
     sharded = path.is_dir() and found.format != "safetensors"
     if found.prefixes or found.oversized or found.imports or sharded or not is_plain:
         free = free_name("fixed.pt")
         yield f"torchclinic fix {path_word(path)} -o {free} makes a plain state dict of it."
     else:
-        yield "A plain state dict: load_into(model, path), or model.load_state_dict."
+        yield "A plain state dict: load_into(model, path), or load_state_dict if keys are equal."
 
 
 def _text(
@@ -164,8 +165,9 @@ def _text(
     `every` has the tensors in extra state, too.
     """
     keys = found.keys
+    weights_at = None if found.advice[0].startswith("Not the weights") else found.weights_at
     holds = [
-        f"{name}{': ' * bool(name)}{what}{' (the weights)' * (name == found.weights_at)}"
+        f"{name}{': ' * bool(name)}{what}{' (the weights)' * (name == weights_at)}"
         for name, what in found.contents.items()
     ]
     finite = "not read: verify=True (--verify) looks for NaN and inf"

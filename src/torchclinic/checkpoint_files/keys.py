@@ -21,11 +21,12 @@ WRAPPERS = {
     "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "activation checkpointing",
     "_forward_module": "Lightning Fabric",
+    "_module": "Opacus",
     "module": "DataParallel or DDP",
     "model": "Lightning",  # the usual name of the model in a LightningModule, and not only there
 }
 UNMISTAKABLE = tuple(WRAPPERS)[:4]
-COUNTER = "n_averaged"  # AveragedModel's, beside the weights
+COUNTERS = "n_averaged", "steps"  # beside the weights: AveragedModel's, MMEngine's
 
 
 def drop_segments(key: str) -> str:
@@ -46,13 +47,22 @@ def strip_leading_wrappers(key: str) -> str:
     return ".".join(dropwhile(WRAPPERS.__contains__, key.split(".")))
 
 
-def is_counter(key: str) -> bool:
-    """Whether it is AveragedModel's counter, in whatever wrappers.
+def is_counter(key: str, keys: Collection[str]) -> bool:
+    """Whether it is the counter of AveragedModel, or of MMEngine's, in whatever wrappers.
 
-    >>> is_counter("_orig_mod.n_averaged"), is_counter("head.n_averaged")
+    >>> is_counter("_orig_mod.n_averaged", []), is_counter("head.n_averaged", [])
+    (True, False)
+    >>> is_counter("steps", ["steps", "module.bias"]), is_counter("steps", ["steps", "bias"])
     (True, False)
     """
-    return strip_leading_wrappers(key) == COUNTER
+    name = strip_leading_wrappers(key)
+    return name == COUNTERS[0] or (name == COUNTERS[1] and _is_beside(key, keys))
+
+
+def _is_beside(key: str, keys: Collection[str]) -> bool:
+    """Whether all keys but counters begin with the ``module.`` beside this one."""
+    start = f"{key.removesuffix(key.rpartition('.')[2])}module."
+    return all(k.startswith(start) or strip_leading_wrappers(k) in COUNTERS for k in keys)
 
 
 def removed_prefixes(names: Mapping[str, str]) -> dict[str, int]:
@@ -78,7 +88,7 @@ def wrapper_of(prefix: str, keys: Collection[str] = ()) -> str:
     parts = prefix.split(".")[:-1]
     known = {part: WRAPPERS[part] for part in WRAPPERS if part != "model" or LIGHTNING in keys}
     makers = [known.get(part, "a model with this one as a part") for part in parts]
-    if "module" in parts and any(map(is_counter, keys)):
+    if "module" in parts and any(is_counter(key, keys) for key in keys):
         makers[parts.index("module")] = "AveragedModel"
     return " over ".join(maker for maker, _ in groupby(makers))
 
@@ -96,7 +106,8 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
 
     ``module.`` is taken off once (twice under AveragedModel, and once more after each wrapper
     that only wrappers are called like), and only if all keys begin so;
-    likewise ``model.``, if what is `beside` them is Lightning's. AveragedModel's counter goes.
+    likewise ``_module.``; and ``model.``, if what is `beside` them is Lightning's. AveragedModel's
+    counter goes.
 
     Raises
     ------
@@ -109,12 +120,10 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
     every = {key: drop_segments(key) for key in keys}
-    names = _without_counter(every)
+    names = _off("_module.", _without_counter(every))
     times = max(1 + len(every) - len(names), min(map(_modules_in_front, names), default=1))
     times = min([times, *(_leading("module", new) for new in names.values())])
-    for prefix in ["module." * times] + ["model."] * (LIGHTNING in beside):
-        if all(new.startswith(prefix) for new in names.values()):
-            names = {key: new.removeprefix(prefix) for key, new in names.items()}
+    names = _off("model." * (LIGHTNING in beside), _off("module." * times, names))
     if collision := _collision(names):
         raise CheckpointError(
             f"{path}: Without wrappers, {collision} would be one key: nothing was changed. Rename "
@@ -123,12 +132,17 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     return names
 
 
+def _off(prefix: str, names: dict[str, str]) -> dict[str, str]:
+    """The names without a prefix, if all have it."""
+    is_on_all = all(new.startswith(prefix) for new in names.values())
+    return {k: new.removeprefix(prefix) for k, new in names.items()} if is_on_all else names
+
+
 def _without_counter(names: dict[str, str]) -> dict[str, str]:
     """Without AveragedModel's counter, if all else begins with the ``module.`` beside it."""
-    rest = {key: new for key, new in names.items() if not is_counter(key)}
-    starts = [f"{names[key].removesuffix(COUNTER)}module." for key in names if key not in rest]
-    is_its = all(new.startswith(start) for start in starts for new in rest.values())
-    return rest if is_its else names  # else it is a buffer of the model's own
+    every = names.values()
+    its = {new for new in every if is_counter(new, every) and _is_beside(new, every)}
+    return {key: new for key, new in names.items() if new not in its}  # else the model's own
 
 
 def _modules_in_front(key: str) -> int:
@@ -207,7 +221,9 @@ def match(source: Mapping[str, Any], target: Mapping[str, Any]) -> Match:
     """
     goal = {drop_segments(key): key for key in target}  # parts of the model may be compiled
     ours = {
-        key: _shape(value) for key, value in source.items() if key in goal or not is_counter(key)
+        key: _shape(value)
+        for key, value in source.items()
+        if key in goal or not is_counter(key, source)
     }
     theirs = {new: _shape(target[key]) for new, key in goal.items()}
     names = _best_names(ours, theirs)

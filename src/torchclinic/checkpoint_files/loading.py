@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ def _report(
         f"{n:.80}: {way_out or f'weights too; key={literal(n, 300)} takes them'}"
         for n, way_out in others.items()
     ]
-    left_out = [key for key in values if is_counter(key) and key not in found.renamed]
+    left_out = [key for key in values if is_counter(key, values) and key not in found.renamed]
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
@@ -192,7 +193,12 @@ def _load(
     may_refuse = bool(found.problems()) and (strict or not found.names)
     with _as_it_was(where, model, ours, may_refuse or any(map(_runs_code, model.modules()))):
         own_method = type(model).load_state_dict is not nn.Module.load_state_dict
-        told = model.load_state_dict(given, strict=strict and own_method)
+        try:
+            told = model.load_state_dict(given, strict=strict and own_method)
+        except RuntimeError as error:  # batch norm's code leaves shapes to torch
+            if found.mismatched_shapes and not any(map(_runs_code, model.modules())):
+                raise misfit(where, model, found, _not_strict(found)) from error
+            raise
         if told is None:  # by a method of the model's own
             return []
         files = {new: old for old, new in found.renamed.items()}
@@ -235,7 +241,7 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
                     module.set_extra_state(extra[key])
         if isinstance(error, CheckpointError) or not isinstance(error, Exception):
             raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        what = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
         raise CheckpointError(f"{where}: {type(model).__name__} refused it ({what}).") from error
 
 
@@ -345,6 +351,8 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
         foreign.experts_note(found.missing_keys, found.unexpected_keys, Path(where))
         or foreign.key_note(found.unexpected_keys, Path(where))
         or foreign.key_note(found.mismatched_shapes, Path(where), "other_shapes")
+        or foreign.key_note(found.missing_keys, Path(where), "other_names")
+        or (not found.names and foreign.stacked_note(found.mismatched_shapes, Path(where)))
     ):
         way_out = note
     elif Path(where).exists() and (note := foreign.home_note(Path(where))):

@@ -126,11 +126,14 @@ def _set(items: Iterable = ()) -> set:
 
 
 def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
-    return _tensor_of_dtype(storage, offset, size, stride, 0, 0, storage.dtype, metadata)
+    dtype = getattr(storage, "dtype", None)
+    return _tensor_of_dtype(storage, offset, size, stride, 0, 0, dtype, metadata)
 
 
 def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata=None):
     """The tensor, without gradient and hooks, if its numbers are all in the storage."""
+    if isinstance(storage, StandIn):  # as pickle.dump writes them: each a file of torch.save
+        return StandIn(f"torch._utils._rebuild_tensor of {storage.name}")
     if str(dtype).startswith(("torch.qint", "torch.quint")):  # torch crashes on some such
         return StandIn("torch._utils._rebuild_qtensor")
     # Bits that torch believes: those on other dtypes can end the process.

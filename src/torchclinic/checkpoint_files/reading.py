@@ -289,10 +289,15 @@ def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Che
 def _read_pickles(path: Path) -> Checkpoint:
     """What ``torch.save`` wrote before version 1.6; or a pickle that it did not write."""
     if tarfile.is_tarfile(path):
-        raise CheckpointError(f"{path}: a tar archive, as PyTorch 0.1 wrote; save it again there.")
+        raise CheckpointError(f"{path}: {filled(WAYS['tar'], path)}")
     inert = InertPickle()
-    with open(path, "rb") as file:
-        first = inert.load(file)
+    try:
+        with open(path, "rb") as file:
+            first = inert.load(file)
+    except Exception as error:
+        if "joblib.numpy_pickle.NumpyArrayWrapper" in inert.imports:  # numbers between the steps
+            raise CheckpointError(f"{path}: {filled(WAYS['joblib'], path)}") from error
+        raise
     if first != torch.serialization.MAGIC_NUMBER:
         return Checkpoint(path, "pickle, not by torch.save", first, [path], [*inert.imports])
     return _torch_load(path, "torch.save (before 1.6)", inert, mmap=False)
@@ -426,6 +431,8 @@ def _what_else(path: Path, head: bytes, size: int) -> str:
         return "this is a web page about the file, not the file: the link to download is another."
     if head.startswith(b"version https://git-lfs"):
         return "this is a Git-LFS pointer to the file, not the file: run `git lfs pull`."
+    if tarfile.is_tarfile(path):
+        return filled(WAYS["tar"], path)
     for start in [start for start in BEGINNINGS if head.startswith(start)]:
         return f"this is not a checkpoint of PyTorch but {filled(BEGINNINGS[start], path)}."
     if path.suffix == ".onnx" or ONNX.match(head):

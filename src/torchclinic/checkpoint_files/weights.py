@@ -10,8 +10,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from torchclinic.checkpoint_files.foreign import WAYS, filled, why_unread
-from torchclinic.checkpoint_files.keys import strip_leading_wrappers
+from torchclinic.checkpoint_files.foreign import TEXTS, WAYS, filled, why_unread
+from torchclinic.checkpoint_files.keys import clean_names, strip_leading_wrappers
 from torchclinic.checkpoint_files.memory import ties
 from torchclinic.checkpoint_files.pickles import (
     BRANCHES,
@@ -168,7 +168,11 @@ def _under(weights: Mapping, name: str, key: str, path: Any) -> dict[str, Any]:
     """What begins with `key` in the state dict called `name`, whose own name may stand before."""
     whole = _named_weights(weights, path)
     start = f"{key}.".removeprefix(f"{name}." if name else "")
-    return {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}
+    found = {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}
+    names = {} if found else clean_names(path, whole)
+    return found or {
+        n.removeprefix(start): whole[k] for k, n in names.items() if n.startswith(start)
+    }
 
 
 def _instead(tree: Any, path: Any) -> str:
@@ -182,6 +186,12 @@ def _instead(tree: Any, path: Any) -> str:
                     f"a dict with the key {key!r}, which is no text. {{str(k): v for k, v in "
                     "state.items()} is one"
                 )
+    for _, at, thing in _containers(tree, set()):
+        inside = thing.values() if type(thing) is dict else [thing]
+        names = [value.name if isinstance(value, StandIn) else "" for value in inside]
+        for kind, words in TEXTS["objects"].items():
+            if names and all(re.match(kind, name) for name in names):
+                return filled(words, Path(path), at)
     return describe(tree)
 
 
