@@ -112,6 +112,19 @@ def test_numbers_that_a_dtype_changes_by_more_than_rounding_are_counted(tmp_path
     assert fix_checkpoint(path, tmp_path / "y.pt", dtype=torch.bfloat16).changed == {}
 
 
+class Scaled(torch.Tensor):
+    """Numbers that mean nothing without its `scale`."""
+
+
+def test_what_a_tensor_s_class_held_beside_its_numbers_is_said_to_be_left_out(tmp_path):
+    weight = torch.tensor([[1, 2]], dtype=torch.int8).as_subclass(Scaled)
+    weight.scale = 0.5
+    path = saved(tmp_path, {"weight": weight})
+    said = f"left out    all but the numbers of {Scaled.__module__}.Scaled tensors"
+    assert said in repr(fix_checkpoint(path, tmp_path / "y.pt"))
+    assert said in repr(load_into(nn.Linear(2, 1, bias=False), path))
+
+
 def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path):
     """Or, if they come as copies, are made by the model, unless they differ."""
     ties = net(Tied).state_dict()

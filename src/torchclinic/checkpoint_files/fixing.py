@@ -221,6 +221,7 @@ def _rows(
         "left_out": [
             some((f"{key} ({what})" for key, what in done.dropped.items()), 6),
             source.unlisted_note(),
+            source.class_note(),
         ],
         "verified": tensors if done.verified else "nothing: there are no checksums",
     }  # fmt: skip

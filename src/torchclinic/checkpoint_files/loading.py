@@ -110,7 +110,7 @@ def load_into(
         if what:
             raise CheckpointError(f"{where}: {what}") from error
         raise
-    unlisted = checkpoint.unlisted_note() if checkpoint else ""
+    unlisted = [checkpoint.unlisted_note(), checkpoint.class_note()] if checkpoint else []
     return _report(values, found, ours, made, not_taken(tree, name, where), unlisted)
 
 
@@ -129,12 +129,12 @@ def _report(
     ours: Mapping[str, Any],
     made: list[str],
     others: Mapping[str, str],
-    unlisted: str,
+    unlisted: list[str],
 ) -> Report:
     """What was loaded, and what was not.
 
     `made` are keys that the model's own code made, `others` are more weights in the file, and
-    `unlisted` is the line on those that an index does not list.
+    `unlisted` are lines on those that an index does not list, and on what tensors had else.
     """
     pairs = [(values[old], ours.get(key)) for key, old in found.names.items()]
     both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
@@ -160,7 +160,7 @@ def _report(
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
         other_shape=counted(found.mismatched_shapes),
-        left_out=[counted(left_out), *rest[:4], unlisted],
+        left_out=[counted(left_out), *rest[:4], *unlisted],
     )
     return done
 

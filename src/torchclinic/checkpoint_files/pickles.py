@@ -56,6 +56,8 @@ class InertPickle:
         What the file would import that ``weights_only=True`` does not allow, in order.
     storages : dict of int to (str, str, int)
         By `storage_id`: a storage's key in the file, the device it was saved from, its bytes.
+    classes : dict of str to None
+        Of tensors that are made plain ones, without what else such a class holds.
 
     Examples
     --------
@@ -71,6 +73,7 @@ class InertPickle:
 
     def __init__(self) -> None:
         self.imports: dict[str, None] = {}
+        self.classes: dict[str, None] = {}
         self.storages: dict[int, tuple[str, str, int]] = {}
         self.Unpickler = type("Unpickler", (_InertUnpickler,), {"notes": self})
 
@@ -226,6 +229,8 @@ class _InertUnpickler(pickle._Unpickler):
             inner = args[0]
         elif function.name == "torch._tensor._rebuild_from_type_v2":  # a subclass, or attributes
             inner = self.call(args[0], args[2])
+            if (kind := getattr(args[1], "name", "")) in self.notes.imports:
+                self.notes.classes[kind] = None
         elif function.name in CALLED:
             if not function.name.startswith("torch._utils."):  # those copy nothing
                 sized = [a for a in args if hasattr(a, "__len__")]

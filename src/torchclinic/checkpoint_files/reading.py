@@ -90,11 +90,16 @@ class Checkpoint:
     # empty if the format does not say: safetensors
     checksums: dict[int, int] = field(default_factory=dict)  # by `storage_id`: CRC-32
     unlisted: list[str] = field(default_factory=list)  # keys in shards that the index does not list
+    classes: list[str] = field(default_factory=list)  # of tensors that were made plain ones
 
     def unlisted_note(self) -> str:
         """The reports' line on what is left out since the index does not list it."""
         count = f"{len(self.unlisted):,} in shards, and not in the index there"
         return f"{count}: {some(self.unlisted)}" if self.unlisted else ""
+
+    def class_note(self) -> str:
+        """The reports' line on what tensors had beside their numbers."""
+        return f"all but the numbers of {some(self.classes)} tensors" if self.classes else ""
 
     def device(self, tensor: Tensor) -> str:
         """Where the tensor was when it was saved."""
@@ -283,7 +288,8 @@ def _torch_load(path: Path, kind: str, inert: InertPickle, *, mmap: bool) -> Che
         stay = {"map_location": lambda storage, place: storage}
         tree = torch.load(name, **stay, pickle_module=inert, weights_only=False, mmap=mmap)
     devices = {i: device for i, (_, device, _) in inert.storages.items()}
-    return Checkpoint(path, kind, tree, [path], [*inert.imports], devices)
+    imports, classes = [*inert.imports], [*inert.classes]
+    return Checkpoint(path, kind, tree, [path], imports, devices, classes=classes)
 
 
 def _read_pickles(path: Path) -> Checkpoint:
@@ -394,6 +400,7 @@ def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = N
         trees[name] = shard.tree
         whole.files += shard.files
         whole.imports += shard.imports
+        whole.classes += [kind for kind in shard.classes if kind not in whole.classes]
         whole.devices |= shard.devices
         whole.checksums |= shard.checksums
     pairs = [(key, name) for name, tree in trees.items() for key in tree]
