@@ -77,6 +77,18 @@ def fabric_checkpoint(folder):
     return of_net(folder / "state.ckpt", model, "model")
 
 
+@made_by("lightning/fabric_several")
+def fabric_of_several_models(folder):
+    """A GAN and the average of its generator, each under a key of its own."""
+    from lightning.fabric import Fabric
+
+    fabric, average = Fabric(accelerator="cpu", devices=1), net(3)
+    made, judge = fabric.setup(net(1)), fabric.setup(net(2))
+    fabric.save(folder / "gan.ckpt", {"gen": made, "disc": judge, "gen_avg": average, "step": 3})
+    choice = {"options": {"key": "gen_avg"}, "names": "'gen_avg'"}
+    return of_net(folder / "gan.ckpt", average, "gen_avg", **choice)
+
+
 @made_by("lightning/fabric_inside")
 def fabric_inside(folder):
     """Saved by hand, from a module that holds what Fabric set up."""
@@ -195,6 +207,23 @@ def ema_pytorch(folder):
     torch.save(ema.state_dict(), folder / "ema.pt")
     choice = {"options": {"key": "ema_model"}, "names": "ema_model."}
     return of_net(folder / "ema.pt", ema.ema_model, "", "ema_model.", **choice)
+
+
+@made_by("torch/averaged")
+def averaged_beside(folder):
+    """As torchvision's train.py keeps an AveragedModel beside the model."""
+    from torch.optim.swa_utils import AveragedModel
+
+    model = net(1)
+    average = AveragedModel(model, use_buffers=True)
+    for _ in range(2):
+        average.update_parameters(model)
+        nn.init.normal_(model.head.weight)
+    assert not torch.equal(model.head.weight, average.module.head.weight)
+    state = {"model": model.state_dict(), "model_ema": average.state_dict(), "epoch": 3}
+    torch.save(state, folder / "both.pt")
+    choice = {"options": {"key": "model_ema"}, "names": "model_ema"}
+    return of_net(folder / "both.pt", average.module, "model_ema", "module.", **choice)
 
 
 @made_by("torch/teacher")
