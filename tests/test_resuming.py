@@ -235,6 +235,25 @@ def test_another_run_is_refused_with_both_values(tmp_path):
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("batch", "3", "holds no training run"),
+        ("step", -1, "holds no training run"),
+        ("rng", [], "holds no training run"),
+        ("batch", 1000, "is not as train saved it"),
+        ("history", "abc", "is not as train saved it"),
+        ("totals", None, "is not as train saved it"),
+    ],
+)
+def test_what_train_never_saves_is_refused_in_a_sentence(tmp_path, name, value, message):
+    trained(tmp_path, epochs=1)
+    newest = files_in(tmp_path)[-1]
+    torch.save(torch.load(newest) | {name: value}, newest)
+    with pytest.raises(ValueError, match=message):
+        trained(tmp_path, epochs=1)
+
+
 def test_tensors_of_the_same_sizes_are_other_data(tmp_path):
     one, two = (TensorDataset(torch.eye(8), torch.arange(8) // n % 2) for n in (1, 4))
     parts = Subset(one, range(4)), Subset(one, range(4, 8))

@@ -420,7 +420,9 @@ def _check_agreement(
     name: str, checkpoint: Any, parts: Mapping[str, Any], run: Mapping[str, Any]
 ) -> None:
     """Raise a ValueError with both values wherever the file and the program differ."""
-    if not (isinstance(checkpoint, dict) and checkpoint.keys() >= set(_OWN_NAMES)):
+    whole = isinstance(checkpoint, dict) and checkpoint.keys() >= set(_OWN_NAMES)
+    counts = [checkpoint[name] for name in ("epoch", "batch", "step")] if whole else []
+    if not (whole and checkpoint["rng"] and all(isinstance(n, int) and n >= 0 for n in counts)):
         raise ValueError(f"{name} holds no training run; load_into takes the weights of any file.")
     inner = {key: unwrapped(part) for key, part in parts.items()}
     models = {key: part.state_dict() for key, part in inner.items() if isinstance(part, nn.Module)}

@@ -29,6 +29,7 @@ from torchladder.measuring import peak_memory, reset_peak_memory
 
 RUNGS = ("cpu", "gpu", "dp", "ddp")
 PRECISIONS = {"fp32": None, "fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+_CHANGED = "is not as train saved it: take one from a backup, or name a new folder."
 _POSITION = ("epoch", "batch", "step", "seconds")  # where a run is, in its checkpoints
 
 
@@ -123,7 +124,8 @@ def train(
         Save there after every epoch (the best by test accuracy is ``best.pt``), and every so
         many steps; go on from the newest whole checkpoint that is there already: on the CPU, on
         as many ranks and without draws in `workers`, bit for bit. A folder is for one run at a
-        time.
+        time. Of the model, the shapes and the kinds of its layers are compared: their settings,
+        such as a dropout's probability, are yours to keep.
     on_step : callable, optional
         Called with the `TrainState` after every step, on every rank.
 
@@ -164,6 +166,8 @@ def train(
             if world_size > 2:
                 _order_buckets(state, batches, checkpoint_dir)
         state.resume()
+        if state.batch >= len(batches):
+            raise ValueError(f"The newest checkpoint in {checkpoint_dir} {_CHANGED}")
         _train_epochs(state, batches, test_batches, checkpoint_every, on_step)
     return state.history
 
@@ -260,12 +264,15 @@ class TrainState:
         options = {"run": self.settings, "no_dist": self.world_size == 1}
         if not self.folder or not (saved := checkpoint.load(self.folder, self._parts(), **options)):
             return
-        for name in _POSITION:
-            setattr(self, name, saved[name])
-        self.history.extend(Epoch(**epoch) for epoch in saved["history"])
-        # A row for each rank there was; in the end, the sums of all ranks are added.
-        for row in saved["totals"][self.rank :: self.world_size]:
-            self.sums = [total + number for total, number in zip(self.sums, row, strict=True)]
+        try:
+            for name in _POSITION:
+                setattr(self, name, saved[name])
+            self.history.extend(Epoch(**epoch) for epoch in saved["history"])
+            # A row for each rank there was; in the end, the sums of all ranks are added.
+            for row in saved["totals"][self.rank :: self.world_size]:
+                self.sums = [total + number for total, number in zip(self.sums, row, strict=True)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"The newest checkpoint in {self.folder} {_CHANGED}") from error
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.wrapped, "optimizer": self.optimizer}
