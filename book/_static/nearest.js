@@ -6,22 +6,26 @@ function speaks(text, isTitle) {
   const verb = /\b(?:the|is|are|my|when|after|but|don?|doesn?|only|i|no|not|why|how|what|with|yet|have|it)\b|[\u4e00-\u9fff]{4}/;
   const least = /[\u4e00-\u9fff]{2}/.test(text) ? 0.5 : 0.7;
   return letters / Math.max(1, [...text.replace(/\s/g, "")].length) > least &&
-    (isTitle || verb.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}/.test(text);
+    (isTitle || verb.test(text.toLowerCase())) && !/(?:^|\n)[[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})|(?:\n[*-] [a-z]{2,12}: .*){3}|huggingface\/tokenizers/.test(text);
 }
+
+/** What Python prints of an error, in one of several lines. */
+const PRINTED = /^[^\w\n]*(?:(?:rank\d+|[A-Z]+)[^\w\n]{1,4})?(?:File ["']|Traceback |[\w.]{1,99}(?:Error|Exception): )/m;
 
 /** Whether a text is what somebody says, and no log. */
 function isSaid(text) {
   text = text.trim();
-  return text.length < 600 && speaks(text, text.length < 200 && !text.includes("\n"));
+  const isLine = !text.includes("\n");
+  return text.length < 600 && (isLine || !PRINTED.test(text)) && speaks(text, text.length < 200 && isLine);
 }
 
 /** What somebody says in a text: all of it, or the lines around code and logs. */
 function saidIn(text) {
-  const unsaid = /```[^]*?(?:```|(?![^]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?/gim;
+  const unsaid = /```[^]*?(?:```|(?![^]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?/gim;
   const said = text.slice(0, 20_000).replace(unsaid, " ");
   if (said === text && isSaid(text)) return text;
-  const lines = said.trim().split("\n"), told = lines.filter((line, at) => speaks(line, at === 0)).join("\n");
-  if (told && (2 * told.length > lines.join("\n").length || /\b(?:i|my|we|our)\b/.test(told.toLowerCase()))) return told.slice(0, 1000);
+  const lines = said.trim().split("\n"), told = lines.filter((line, at) => speaks(line, at === 0) && !PRINTED.test(line)).join("\n");
+  if (told && (2 * told.length > lines.join("\n").length || /\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b/.test(told.toLowerCase()))) return told.slice(0, 1000);
   return isSaid(text) ? text : "";
 }
 

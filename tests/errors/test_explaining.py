@@ -97,7 +97,7 @@ def test_a_log_leads_to_its_case():
     for case, log in rows:
         told = case_of(log.replace("\\n", "\n"))
         assert (told.startswith(case), bool(told)) == (True, bool(case)), log
-    assert len(rows) >= 62
+    assert len(rows) >= 72
 
 
 def test_what_numbers_decide_is_a_case_of_an_entry():
@@ -224,6 +224,41 @@ def test_of_a_post_what_somebody_says_around_a_healthy_log_is_heard(explain):
     told = asking.said_in(f"[BUG] {no_me}![picture](https://x.y/z.png) @somebody\n")
     assert told.strip().startswith("DDP: only")
     assert not set(told).intersection("#[@/")
+
+
+TRACEBACK = """  File "ComfyUI/comfy/sd.py", line 140, in __init__
+    m, u = self.load_sd(c)
+AttributeError: 'Guider' object has no attribute 'that_it_should_have'
+"""
+
+
+def test_of_an_error_that_no_entry_knows_the_traceback_is_not_taken_for_what_somebody_says(explain):
+    assert asking.said_in(TRACEBACK) == ""
+    printed = explain(given=TRACEBACK.encode())[1]
+    assert telling.NEAREST not in printed
+    assert "No entry knows the first error, in line 3" in printed
+    report = TRACEBACK.replace("File", "- **Exception Message:** it has no attribute\n  File")
+    assert asking.said_in(f"# ComfyUI Error Report\n{report}") == ""
+    said = "My training hangs in the first step on two GPUs."
+    assert asking.said_in(f"{said}\n\n{TRACEBACK}") == said
+    assert asking.said_in("RuntimeError: the ranks hang in the validation") != ""  # one line
+
+
+def test_who_ends_a_log_by_saying_that_it_hangs_is_heard(explain):
+    log = "INFO 08-31 09:50:46 pynccl.py:63] vLLM is using nccl==2.20.5\n" * 4
+    assert "no error in this log" in explain(given=log.encode())[1]
+    said = "vLLM hangs at this step when trying to use multiple GPUs"
+    assert "\n  hang-p2p: " in explain(given=f"{log}{said}\n".encode())[1]
+
+
+def test_a_readers_own_sentence_with_an_option_is_not_a_programs(explain):
+    said = "vllm serve with --tensor-parallel-size 2 hangs, both GPUs at 100 %"
+    assert explain(said)[1].startswith(telling.NEAREST)
+
+
+def test_where_a_section_answers_what_one_sees_comes_before_an_error():
+    address = "notebooks/10_inside_ddp#batch-norm-and-buffers"
+    assert ": sync-batch-norm: " in telling._brief(address, "batch norm")
 
 
 def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is_said(explain):

@@ -39,16 +39,21 @@ DENIED += r"(?:has no attribute|unexpected keyword|no module named|positional ar
 SAYS, LINE, LETTERS, CHINESE = 600, 200, 0.7, 0.5  # whose letters are words
 SPEAKS = r"\b(?:the|is|are|my|when|after|but|don?|doesn?|only|i|no|not|why|how|what|with|yet|have"
 SPEAKS += r"|it)\b|[\u4e00-\u9fff]{4}"
-# In a post, somebody speaks of themselves, or most is said. So many letters are read and kept.
-SOMEBODY = r"\b(?:i|my|we|our)\b"
+# In a post, somebody speaks of themselves or of a hang, or most is said. So many letters are read
+# and kept.
+SOMEBODY = r"\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b"
 READ, KEPT = 20_000, 1000
 # What nobody says: code, pictures, links, names of people, headings, boxes to tick.
 UNSAID = r"```[\s\S]*?(?:```|(?![\s\S]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)"
+UNSAID += r"|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*"
 UNSAID += r"|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*"
 UNSAID += r"|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?"
 # A place or an address, not cuda:0 and not a time such as 6:40.
 LOGGED = r"(?:^|\n)[\[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})"
-LOGGED += r"|(?:\n[*-] [a-z]{2,12}: .*){3}"  # of changes
+LOGGED += r"|(?:\n[*-] [a-z]{2,12}: .*){3}|huggingface/tokenizers"  # of changes; a notice
+# Of several lines, one that Python prints of an error.
+PRINTED = r"^[^\w\n]*(?:(?:rank\d+|[A-Z]+)[^\w\n]{1,4})?"
+PRINTED += r"(?:File [\"']|Traceback |[\w.]{1,99}(?:Error|Exception): )"
 
 
 def words(text: str) -> list[str]:
@@ -202,7 +207,8 @@ def said_in(text: str) -> str:
     if said == text and is_said(text):
         return text
     lines = said.strip().split("\n")
-    told = "\n".join(line for at, line in enumerate(lines) if _speaks(line, at == 0))
+    spoken = (line for at, line in enumerate(lines) if _speaks(line, at == 0))
+    told = "\n".join(line for line in spoken if not re.match(PRINTED, line, re.ASCII))
     most = 2 * len(told) > len("\n".join(lines))
     if told and (most or re.search(SOMEBODY, told.lower(), re.ASCII)):
         return told[:KEPT]
@@ -212,7 +218,11 @@ def said_in(text: str) -> str:
 def is_said(text: str) -> bool:
     """Whether a text is what somebody says, and no log."""
     text = text.strip()
-    return len(text) < SAYS and _speaks(text, len(text) < LINE and "\n" not in text)
+    if len(text) >= SAYS:
+        return False
+    is_line = "\n" not in text
+    printed = not is_line and re.search(PRINTED, text, re.MULTILINE | re.ASCII)
+    return not printed and _speaks(text, len(text) < LINE and is_line)
 
 
 def _speaks(text: str, is_title: bool) -> bool:

@@ -84,7 +84,8 @@ def _answer(said: str) -> str:
     is_message = first_failure(said.split("\n")) is not None
     unknown = is_message or (signs(said) and not near)
     head, *below = near or [NOT_CLOSE]
-    words = [_last_words(said)] if re.search(OF_A_PROGRAM, said) else []
+    speaks = re.search(asking.SOMEBODY, said.lower(), re.ASCII)
+    words = [_last_words(said)] if not speaks and re.search(OF_A_PROGRAM, said) else []
     return "\n\n".join([*words, f"{UNKNOWN} {head}" if unknown else head, *below, ASK])
 
 
@@ -120,7 +121,8 @@ def _brief(address: str, said: str) -> str:
         do = asking.what_to_do(said, entry)
         return without_links(f"{anchor}: {entry.title}. {entry.in_brief[0]} What to do: {do}")
     section = f"{page}#{anchor}".rstrip("#")
-    leads = (e for e in catalogue().values() if e.chapters[:1] == [section])
+    leads = [e for e in catalogue().values() if e.chapters[:1] == [section]]
+    leads.sort(key=lambda entry: entry.kind != "silent")  # of what one sees, before an error
     more = "; ".join(_brief(f"notebooks/{e.page}#{e.id}", said) for e in islice(leads, 1))
     where = (published(section) if address.startswith("notebooks/") else "") or section
     return f"{where}: {more}" if more else where
