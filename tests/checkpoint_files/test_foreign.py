@@ -51,6 +51,7 @@ QUANTIZED = {  # keys and dtypes as each program writes them
     "ComfyUI": {"scaled_fp8": FP8, "q__weight": FP8, "q__scale_weight": F32},
     "torchao": {"q___weight_qdata": FP8, "q___weight_scale": F32},
     "quanto": {"q__weight___data": I8, "q__weight___scale": F32},
+    "quanto, less": {"q__weight___data___data": U8, "q__weight___scale": F32},
     "HQQ": {"q__W_q": U8, "q__scale": F16, "q__zero": F16},
 }  # fmt: skip
 DOWN, UP = (F32, (4, 8, 3, 3)), (F32, (8, 4, 1, 1))  # of a convolution
