@@ -100,6 +100,7 @@ MALFORMED = ValueError, KeyError, TypeError, RecursionError  # of JSON that is n
 HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
 CODES = re.compile(r"[\0-\x1f\x7f-\x9f]")  # of terminals, which a path may have
 BEAT = 10  # seconds between two signs of life in it
+HIDDEN = 60  # seconds that a network file system may not show what another host wrote
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -888,6 +889,9 @@ def run(args):
         except OSError as error:
             steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
     steps, way = agree(args, steps), "Name a folder that all hosts see"
+    end = time.monotonic() + HIDDEN
+    while not lock.exists() and time.monotonic() < end:
+        time.sleep(1)
     agree(args, None if lock.exists() else f"{lock}, which process 0 made, is not there. {way}")
     called = parallelize(model, args)
     learn = [p for p in model.parameters() if p.requires_grad]

@@ -626,9 +626,14 @@ def test_hosts_that_are_not_in_the_same_run_are_told_before_training(
     tokens, tmp_path, second, said
 ):
     """A rank is a host here: it has options of its own."""
+    text = PROGRAM.read_text()
+    (program := tmp_path / "gpt.py").write_text(
+        impatient := text.replace("HIDDEN = 60", "HIDDEN = 1")
+    )
+    assert impatient != text
     np.save(tmp_path / "other.npy", np.load(tokens)[::-1])
     options = ["--out", "a", "--data", tokens, *SMALL]
-    own = f"[ $RANK = 1 ] && own='{second}'; exec '{sys.executable}' '{PROGRAM}' $* $own"
+    own = f"[ $RANK = 1 ] && own='{second}'; exec '{sys.executable}' '{program}' $* $own"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", "--no-python", "bash", "-c", own, "_", *map(str, options)]
     env = os.environ | WITHOUT_GPUS | {"OMP_NUM_THREADS": "1"}
