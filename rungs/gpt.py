@@ -245,7 +245,8 @@ def read_sequences(args):
     kind = tokens.dtype.kind
     if tokens.ndim != 1 or kind not in "iu" or (kind == "i" and tokens.min() < 0):
         raise ValueError
-    highest = int(tokens.max())
+    first = os.environ.get("LOCAL_RANK", "0") == "0"  # of each host: it reads all
+    highest = int(tokens.max()) if first or not args.vocabulary else 0
     args.vocabulary = args.vocabulary or highest + 1
     windows = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)[:: args.context]
     held_out = min(1024, max(1, len(windows) // 20))  # the end
@@ -277,7 +278,7 @@ def leave(sentence):
     met = dist.is_initialized()
     if os.environ.get("RANK" if met else "LOCAL_RANK", "0") == "0":
         sys.exit(CODES.sub("?", sentence))
-    time.sleep(1 if met else 30)  # the first end is the end of all
+    time.sleep(5 if met else 30)  # the first end is the end of all
     sys.exit(1)
 
 
@@ -424,7 +425,8 @@ def compare(args, now):
     file = args.out / "settings.json"
     for path in args.out.glob("*"):
         ours = re.fullmatch(r"step-\d{8}|settings\.json|log\.jsonl|\.run\.lock", path.name)
-        if ours and (path.is_symlink() or not (path.is_file() or path.is_dir())):
+        odd = path.exists() and not (path.is_file() or path.is_dir())
+        if ours and (path.is_symlink() or odd):
             return f"{path} is a link, a pipe or a device. Name a new folder"
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
     parts = [] if steps else args.out.glob(f"step-{'[0-9]' * 8}/__*_*.distcp")
@@ -752,8 +754,8 @@ def export(model, args):
         weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
     options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
     how = partial(save_file, weights, metadata=options)
-    if args.rank == 0 and write_somewhere(args.export, how) != args.export:
-        leave(f"--export {args.export} is as it was")
+    lost = args.rank == 0 and write_somewhere(args.export, how) != args.export
+    agree(args, f"--export {args.export} is as it was" if lost else None)
 
 
 def write_somewhere(path, how):
@@ -890,9 +892,13 @@ def run(args):
             steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
     steps, way = agree(args, steps), "Name a folder that all hosts see"
     end = time.monotonic() + HIDDEN
-    while not lock.exists() and time.monotonic() < end:
+    if not os.path.exists(lock) and os.environ.get("LOCAL_RANK", "0") == "0":
+        say(f"process {args.rank} waits up to {HIDDEN} s until {args.out} shows here")
+    while not os.path.exists(lock) and time.monotonic() < end:
         time.sleep(1)
-    agree(args, None if lock.exists() else f"{lock}, which process 0 made, is not there. {way}")
+    agree(
+        args, None if os.path.exists(lock) else f"{lock}, which process 0 made, is not there. {way}"
+    )
     called = parallelize(model, args)
     learn = [p for p in model.parameters() if p.requires_grad]
     matrices, others = ([p for p in learn if (p.dim() > 1) == big] for big in (True, False))

@@ -113,6 +113,12 @@ def test_a_program_that_the_system_cannot_run_is_one_sentence(capsys, tmp_path, 
     assert f"torchclinic simulate: {program} cannot be run (" in err
 
 
+def test_a_message_that_repeats_words_needs_no_quotes(capsys):
+    message = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+    assert answer(capsys, "explain", *message.split()) == answer(capsys, "explain", message)
+    assert answer(capsys, "explain", message)[0] == 0
+
+
 def test_explain_has_a_sentence_where_there_is_no_standard_input():
     for words in ("explain", "explain -", "explain - -"):
         for given in ("<&-", "< /dev/null"):

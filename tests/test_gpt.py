@@ -640,7 +640,7 @@ def test_hosts_that_are_not_in_the_same_run_are_told_before_training(
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=500, cwd=tmp_path, env=env
     )
-    assert done.stderr.startswith(said)
+    assert said in done.stderr
     assert "from step 0" not in done.stdout
     assert not list(tmp_path.glob("*/step-*"))
 
@@ -752,7 +752,7 @@ def test_weights_that_can_be_written_nowhere_are_told_in_one_sentence(tokens, tm
         options = ["--out", tmp_path / "out", "--data", tokens, *SMALL, "--steps", 1]
         done = run_here(PROGRAM, *options, "--export", tmp_path / "weights.safetensors")
     said = "SafetensorError: I/O error: No space left on device (os error 28). Is the disk full"
-    assert done.stderr.startswith(said)
+    assert said in done.stderr
     assert "written to" not in done.stdout
 
 

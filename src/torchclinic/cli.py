@@ -124,7 +124,7 @@ def _explain(options: argparse.Namespace) -> int:
     """
     from torchclinic import errors, flight_recorder, logs
 
-    what = [*dict.fromkeys(options.what)] or ["" if sys.stdin.isatty() else "-"]
+    what = options.what or ["" if sys.stdin.isatty() else "-"]
     if dumps := flight_recorder.dumps_in(what):
         one_by_one = ((str(file), file.read_bytes()) for file in dumps)
         ranks, absent = flight_recorder.read(one_by_one)
@@ -137,7 +137,7 @@ def _explain(options: argparse.Namespace) -> int:
         log, found, more, text = "", [errors.Match(entry)], {}, entry
     else:
         said = logs.said(what)
-        texts = {"": said} if said else logs.read(what)
+        texts = {"": said} if said else logs.read([*dict.fromkeys(what)])
         log, first = "\n".join(texts.values()), logs.first_to_fail(texts)
         found, more = logs.find(texts, first), {"first_to_fail": first} if first else {}
         says, text = first.get("says", ""), errors.explain(log, found)
@@ -301,5 +301,5 @@ def _simulate(options: argparse.Namespace) -> None:
     try:
         os.execvpe(program, options.program, os.environ | inherited(settings))
     except OSError as error:
-        way = "In its first line stands what runs it, such as #!/usr/bin/env python."
+        way = "If it is a script, its first line says what runs it, such as #!/usr/bin/env python."
         raise UserError(f"{program} cannot be run ({error.strerror}). {way}") from error

@@ -120,9 +120,15 @@ def test_what_a_tensor_s_class_held_beside_its_numbers_is_said_to_be_left_out(tm
     weight = torch.tensor([[1, 2]], dtype=torch.int8).as_subclass(Scaled)
     weight.scale = 0.5
     path = saved(tmp_path, {"weight": weight})
-    said = f"left out    all but the numbers of {Scaled.__module__}.Scaled tensors"
+    said = f"left out    of {Scaled.__module__}.Scaled tensors, all but the numbers"
     assert said in repr(fix_checkpoint(path, tmp_path / "y.pt"))
     assert said in repr(load_into(nn.Linear(2, 1, bias=False), path))
+
+
+def test_many_numbers_called_like_a_counter_are_not_left_out(tmp_path):
+    state = DataParallel(nn.Linear(2, 2)).state_dict() | {"steps": torch.ones(3)}
+    with pytest.raises(CheckpointError, match="steps has the name of a counter, and more numbers"):
+        fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
 
 
 def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path):

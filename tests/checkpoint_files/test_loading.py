@@ -69,6 +69,11 @@ def test_a_part_is_chosen_by_its_name_without_wrappers(tmp_path):
     for key in ("visual", "module.visual", "state_dict.visual"):
         load_into(part := nn.Linear(2, 1), path, key=key)
         assert torch.equal(part.weight, whole["visual"].weight)
+    averaged = AveragedModel(whole).state_dict()
+    averaged["module.visual.weight"] = torch.zeros(1, 2)
+    both = {"model": whole.state_dict(), "model_ema": averaged}
+    load_into(part := nn.Linear(2, 1), saved(tmp_path, both), key="visual")
+    assert torch.equal(part.weight, whole["visual"].weight)
 
 
 def test_the_average_of_mmengine_is_loaded_and_a_models_own_steps_are_not_left_out(tmp_path):

@@ -132,6 +132,7 @@ def fix_checkpoint(
     names = _names(checkpoint, found, model, what)
     dropped = weights.described(rest)
     taken = set(names.values())
+    _no_counter_of_many(checkpoint.path, {k: found[k] for k in found if k not in taken}, found)
     for old in [key for key in found if key not in taken]:
         dropped[old] = COUNTER if is_counter(old, found) else "the model has no such key"
     values = {new: found[old] for new, old in names.items()}
@@ -192,6 +193,15 @@ def _convert(
     except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
         raise CheckpointError(f"{path}: {error}") from error
     return dict(counts), {key: count for key, count in changed.items() if count}
+
+
+def _no_counter_of_many(path: Path, left: dict[str, Any], found: dict[str, Any]) -> None:
+    for key, value in left.items():
+        if is_counter(key, found) and getattr(value, "shape", ()) not in ((), (1,)):
+            raise CheckpointError(
+                f"{path}: {key} has the name of a counter, and more numbers than one. Nothing was "
+                "written: --for names the model that it belongs to."
+            )
 
 
 def _rows(

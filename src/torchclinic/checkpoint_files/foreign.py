@@ -165,7 +165,7 @@ def stacked_note(shapes: Mapping[str, tuple], path: Path) -> str:
     "Each tensor is a stack of the model's, as torch.f"
     """
     counts = {ours[0] if ours and ours[1:] == theirs else 0 for ours, theirs in shapes.values()}
-    return filled(WAYS["stacked"], path) if len(counts) == 1 and all(counts) else ""
+    return filled(WAYS["stacked"], path) if len(counts) == 1 and min(counts) > 1 else ""
 
 
 def home_note(path: Path) -> str:

@@ -191,7 +191,7 @@ def _text(
         table=["", *_table(keys), ""] if keys else [],
         total=total if keys else "",
         left_out=unlisted,
-        prefix=prefix_notes(found.prefixes, [*keys, *found.contents]),
+        prefix=prefix_notes(found.prefixes, [*keys, *({reading.LIGHTNING} & {*found.contents})]),
         tied=some(" = ".join(names) for names in found.shared),
         oversized=[
             f"{name}: {in_bytes(every[name].nbytes)} of a storage of "

@@ -196,7 +196,7 @@ def _load(
         try:
             told = model.load_state_dict(given, strict=strict and own_method)
         except RuntimeError as error:  # batch norm's code leaves shapes to torch
-            if found.mismatched_shapes and not any(map(_runs_code, model.modules())):
+            if strict and found.mismatched_shapes and not any(map(_runs_code, model.modules())):
                 raise misfit(where, model, found, _not_strict(found)) from error
             raise
         if told is None:  # by a method of the model's own

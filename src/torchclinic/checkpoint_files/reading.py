@@ -98,8 +98,8 @@ class Checkpoint:
         return f"{count}: {some(self.unlisted)}" if self.unlisted else ""
 
     def class_note(self) -> str:
-        """The reports' line on what tensors had beside their numbers."""
-        return f"all but the numbers of {some(self.classes)} tensors" if self.classes else ""
+        """The reports' line on what tensors anywhere in the file had beside their numbers."""
+        return f"of {some(self.classes)} tensors, all but the numbers" if self.classes else ""
 
     def device(self, tensor: Tensor) -> str:
         """Where the tensor was when it was saved."""

@@ -144,8 +144,11 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
-        parts = [(at[name], _under(found[name], name, chosen[0], path)) for name in found]
-        parts = [(place, part) for place, part in parts if part]
+        parts = []
+        for clean in (False, True):  # without wrappers, if no key begins so with them
+            every = () if parts else found
+            both = [(at[n], _under(found[n], n, chosen[0], path, clean)) for n in every]
+            parts += [(place, part) for place, part in both if part]
         if len(parts) == 1:
             return chosen[0], *parts[0]
         names = (repr(name) if name else "'' (the top level)" for name in found)
@@ -164,15 +167,12 @@ def _named_weights(found: Mapping, path: Any) -> Mapping[str, Any]:
     return _state_dict_of(found, path) if is_model(found) else found
 
 
-def _under(weights: Mapping, name: str, key: str, path: Any) -> dict[str, Any]:
+def _under(weights: Mapping, name: str, key: str, path: Any, clean: bool) -> dict[str, Any]:
     """What begins with `key` in the state dict called `name`, whose own name may stand before."""
     whole = _named_weights(weights, path)
     start = f"{key}.".removeprefix(f"{name}." if name else "")
-    found = {k.removeprefix(start): v for k, v in whole.items() if k.startswith(start)}
-    names = {} if found else clean_names(path, whole)
-    return found or {
-        n.removeprefix(start): whole[k] for k, n in names.items() if n.startswith(start)
-    }
+    names = clean_names(path, whole) if clean else {k: k for k in whole}
+    return {n.removeprefix(start): whole[k] for k, n in names.items() if n.startswith(start)}
 
 
 def _instead(tree: Any, path: Any) -> str:
