@@ -263,7 +263,11 @@ def wait(*_: Any) -> None:
 
 def simulate_cuda() -> None:
     c, cuda, forked = torch._C, torch.cuda, []
-    os.register_at_fork(after_in_child=lambda: forked.append(cuda._initialized))
+    # In Python 3.11, a child waits for ever if a thread of gloo's is entering or leaving the
+    # interpreter as it is forked, and here each message of gloo's has an object of Python's.
+    os.register_at_fork(
+        before=lambda: time.sleep(0.01), after_in_child=lambda: forked.append(cuda._initialized)
+    )
     cuda._is_in_bad_fork = c._cuda_isInBadFork = lambda: any(forked)
     cuda._is_compiled = lambda: True
     cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=memory_info)
