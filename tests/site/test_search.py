@@ -256,7 +256,7 @@ def test_the_keyboard_alone_goes_from_a_chapter_to_a_hit_or_to_all_of_them(visit
     page.keyboard.press("Control+k")
     page.keyboard.press("Control+a")
     page.keyboard.insert_text("state_dict")
-    page.locator("#pst-search-dialog .search-more a[href$='state_dict']").press("Enter")
+    page.locator("#pst-search-dialog .search-more a[href$='q=state_dict']").press("Enter")
     page.wait_for_url("**/search.html?q=state_dict")  # an address to pass on
     page.wait_for_selector(".bd-search-container .search-hits a")
     assert page.locator(".bd-search-container .search-hits a").count() > 8
