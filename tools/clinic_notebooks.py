@@ -28,6 +28,7 @@ FOLDED = {  # as the chapters' set-up is
     "tags": ["hide-input"],
 }
 TABLE = re.compile(r'errors\.of_chapter\("(\w+)"\)')
+CODE = re.compile(r"""[\w./"]*(?:\.[A-Za-z]|_|\(\)|[a-z]=)[^\s,:]*(?: == \S+)?""")  # in a title
 GITHUB = re.compile(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull|discussions)/(\d+)")
 
 
@@ -72,7 +73,7 @@ def entry(error: Error) -> list[nbformat.NotebookNode]:
     shows = "that fails" if error.raises else "that shows it"
     tags = ["raises-exception"] * (error.raises and error.kind in ("error", "follows"))
     cells = [
-        markdown(f"## {error.title}", error.message),
+        markdown(f"## {heading(error.title)}", error.message),
         markdown(*quoted),
         markdown(f"**Why.** {error.cause.strip()}", f"**Do.** {error.fix.strip()}"),
         markdown(error.stand_in),
@@ -81,6 +82,11 @@ def entry(error: Error) -> list[nbformat.NotebookNode]:
         markdown(avoid, versions, read_on or ""),
     ]
     return [cell for cell in cells if cell.source]
+
+
+def heading(title: str) -> str:
+    """A title as Markdown, which takes the underscores of bare code for emphasis."""
+    return CODE.sub(r"`\g<0>`", title)
 
 
 def chapter_link(chapter: str) -> str:

@@ -18,6 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from book._ext.controls import raw
 from book._ext.descriptions import add_description
+from tools.clinic_notebooks import heading
 from torchclinic import errors
 from torchclinic.errors.entries import CATALOGUE
 from torchclinic.errors.telling import ASK
@@ -85,7 +86,7 @@ class Index(SphinxDirective):
         note_catalogue(self.env)
         index = nodes.bullet_list("", classes=["error-index"])
         for error in entries(self.arguments[0]):
-            link = f"[{error.title}]({error.page}.ipynb#{error.id})"
+            link = f"[{heading(error.title)}]({error.page}.ipynb#{error.id})"
             brief = {"title": link, "message": error.message}
             whole = {"cause": error.cause, "fix": error.fix}
             parts = [self.part(f"error-{name}", text) for name, text in (brief | whole).items()]

@@ -141,12 +141,22 @@ def test_columns_keep_their_shape_on_a_phone_and_show_that_they_scroll_and_sente
     assert "gradient" in columns.evaluate("pre => getComputedStyle(pre).backgroundImage")
 
 
-def test_a_copy_button_gives_the_command_without_prompt_and_line_end(visit):
-    page = visit("index.html", permissions=["clipboard-read", "clipboard-write"])
-    page.locator(".highlight-console .copybtn").last.click()
-    page.wait_for_selector(".copybtn.success")
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == "python gpt.py --data tokens.npy --context 256 --out text"
+def test_what_is_copied_lacks_prompts_and_what_only_a_notebook_needs(visit):
+    ddp, both = "notebooks/09_rung_4_distributed.html", "notebooks/both_gpus.html"
+    for name, holds, begins in (
+        ("index.html", "gpt.py", "python -c"),
+        (ddp, "%%writefile train_ddp", "import os\n"),
+        (ddp, "!torchrun", "torchrun --standalone"),
+        (both, "%%writefile train", "%%writefile train.py\n"),
+        (both, "!torchrun", "!torchrun"),
+    ):
+        page = visit(name, permissions=["clipboard-read", "clipboard-write"])
+        page.locator(".highlight:has(.copybtn)", has_text=holds).first.hover()
+        page.locator(".highlight", has_text=holds).locator(".copybtn").first.click()
+        page.wait_for_selector(".copybtn.success")
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied.startswith(begins)
+        assert not copied.endswith("\n")
 
 
 def test_an_exercise_that_is_done_stays_marked_and_is_counted(visit):

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 def letters(text):
-    return re.sub(r"[^a-zA-Z0-9]", "", text)
+    return re.sub(r"[^a-zA-Z0-9_]", "", text)
 
 
 # --- what stands there --------------------------------------------------------------------------
