@@ -149,10 +149,25 @@ class Norm(nn.LayerNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
+class InOperations(nn.Module):
+    """RMSNorm as Transformers has it: a step in float32, and a product with what is cast back."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
 class Block(nn.Module):
     """A layer of Llama or Qwen 3, with a matrix for each product, as their authors have it."""
 
-    def __init__(self, *, hidden, heads, kv_heads, mlp, head_size, block, experts=1, chosen=1):
+    def __init__(
+        self, *, hidden, heads, kv_heads, mlp, head_size, block, experts=1, chosen=1, norm=None
+    ):
         super().__init__()
         self.head, self.again, self.chosen = head_size, heads // kv_heads, chosen
         wide, kv = heads * head_size, kv_heads * head_size
@@ -166,7 +181,7 @@ class Block(nn.Module):
         sizes |= {"router": (hidden, experts)} if experts > 1 else {}
         self.of = nn.ModuleDict({n: nn.Linear(*io, bias=False) for n, io in sizes.items()})
         widths = [hidden, hidden, *([head_size] * 2 if block == "qwen3" else [])]
-        self.norms = nn.ModuleList(Norm(width, bias=False) for width in widths)
+        self.norms = nn.ModuleList((norm or partial(Norm, bias=False))(each) for each in widths)
 
     def forward(self, x, angles, fused):
         normed = self.norms[0](x)
@@ -262,6 +277,24 @@ def test_a_layer_of_today_saves_what_the_formula_says(block, precision, hidden, 
         if precision == "bf16-mixed" and not fused:
             said -= 4 * heads * s * s  # autocast computes softmax in float32 on a GPU, not here
         assert saved(sizes, precision, fused) == said
+
+
+@pytest.mark.parametrize("block", ["llama", "qwen3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_a_norm_in_several_operations_saves_more_and_the_least_is_without(block, precision):
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "head_size": 32, "block": block}
+    numbers = {"sequence": 40, "vocabulary": 100, "precision": precision} | sizes
+    found = [transformer(layers=n, fused_norms=False, **numbers) for n in (2, 1)]
+    fused = [transformer(layers=n, **numbers) for n in (2, 1)]
+    norms = 2 + (4 + 2 if block == "qwen3" else 0)
+    few = norms * 4 + 4 * 4  # the scale of a norm, the sum of a row of scores
+    layer = found[0].activation_bytes - found[1].activation_bytes
+    assert saved(sizes | {"norm": InOperations}, precision, True) == layer + few * 40
+    assert layer > fused[0].activation_bytes - fused[1].activation_bytes
+    assert found[0].least_bytes == fused[0].least_bytes
+    assert found[0].activation_bytes - fused[0].activation_bytes == (
+        2 * layer - 2 * (fused[0].activation_bytes - fused[1].activation_bytes) + 4 * 64 * 40
+    )  # and the last norm
 
 
 @pytest.mark.parametrize("block", ["llama", "qwen3"])
@@ -470,14 +503,13 @@ def test_pages_of_the_optimizer_and_a_compiled_loss_count_at_the_most_alone():
     assert paged.at_least == 4000 + 4000 + 3 * found.least_bytes
 
 
-def test_the_first_gpu_of_dp_holds_more():
-    options = {"rung": "dp", "gpus": 2, "optimizer": "adam"}
-    first, other = (memory_per_gpu(1000, first=first, **options) for first in (True, False))
-    assert (first.optimizer, first.communication, first.step) == (8000, 4000, 4000)
-    assert (other.optimizer, other.communication, other.step) == (0, 0, 0)
-    assert first.parameters == other.parameters
-    one = memory_per_gpu(1000, rung="dp", optimizer="adam", first=False)
-    assert one == memory_per_gpu(1000, optimizer="adam")
+def test_the_first_gpu_of_dp_holds_what_one_of_ddp_does():
+    dp, ddp, one = (
+        memory_per_gpu(1000, rung=rung, gpus=gpus, optimizer="adam", held="one-gradient")
+        for rung, gpus in (("dp", 2), ("ddp", 2), ("dp", 1))
+    )
+    assert dp == ddp
+    assert one == memory_per_gpu(1000, optimizer="adam", held="one-gradient")
 
 
 def test_fsdp_shards_all_but_activations():

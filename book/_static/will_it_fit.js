@@ -1,18 +1,19 @@
 "use strict";
-// The calculators of book/will_it_fit.md; their formulas are in estimating.js. The words are in the
-// page itself: labels, tables, phrases.
+// The calculators of book/will_it_fit.md; `estimating` has the formulas of torchclinic.will_it_fit. The
+// words are in the page itself: labels, tables, phrases.
 (() => {
   const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication", "step"];
   const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
   const MIXED = ["experts", "chosen"];
   const USUAL = ["kv_heads", "mlp", "head_size", ...MIXED]; // 0 is what a GPT has
   const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
-  const COLUMNS = { ddp: 1, fsdp: 3, hsdp: 4 }; // of the table of memory, whose third is ZeRO-2
-  const MOST_GPUS = 4096;
+  const COLUMNS = { one: 0, ddp: 1, fsdp: 3, hsdp: 4 }; // of the table of memory, whose third is ZeRO-2
+  const RUNGS = ["ddp", "fsdp", "hsdp"];
+  const MOST_GPUS = 512;
   const OFFLOADED = "held=blocks";
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
-    parts: { loss: "parts" }, checkpointing: { checkpointing: "on" }, one: { batch: "1" },
+    parts: { loss: "parts" }, norms: { norms: "fused" }, checkpointing: { checkpointing: "on" }, one: { batch: "1" },
     eight: { optimizer: "adam-8bit" }, half: { precision: "bf16" }, lora: { train: "lora", bits: "16" }, qlora: { train: "lora", bits: "4" },
     backward: { held: "one-gradient", optimizer: "adam-8bit-paged" }, offload: { held: "blocks" },
     attention: { matrices: "lora_attention" }, away: { checkpointing: "offloaded" },
@@ -25,23 +26,15 @@
     away: "kind=transformer&checkpointing=offloaded",
   };
 
-  function make(tag, attributes = {}, words = "", kind = "1999/xhtml") {
-    const element = document.createElementNS(`http://www.w3.org/${kind}`, tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.textContent = words;
-    return element;
-  }
-
   // --- numbers, as people write them: 25.6M, 7 B, 1,024, 1e9 ---
 
-  const SUFFIXES = { T: 1e12, B: 1e9, G: 1e9, M: 1e6, k: 1e3 };
-  const suffix = (letter) => Object.keys(SUFFIXES).find((s) => s.toLowerCase() === letter);
+  const SUFFIXES = { T: 1e12, B: 1e9, G: 1e9, M: 1e6, k: 1e3, K: 1e3 };
 
   function parse(text) {
     let plain = text.trim().toLowerCase();
     if (/^-?[1-9]\d{0,2}(,\d{3})+(?!\d)/.test(plain)) plain = plain.replaceAll(",", "");
     const found = /^(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([kmbgt]?)$/.exec(plain);
-    return found ? Number(found[1]) * (SUFFIXES[suffix(found[2])] ?? 1) : NaN;
+    return found ? Number(found[1]) * (SUFFIXES[found[2].toUpperCase()] ?? 1) : NaN;
   }
 
   /** A number of parameters, as a person would write it into the field. */
@@ -58,7 +51,6 @@
   const unit = (bytes) => UNITS.find(([, size]) => bytes >= size) ?? UNITS.at(-1);
   const inBytes = (bytes) => `${fixed(bytes / unit(bytes)[1], 1)} ${unit(bytes)[0]}`;
   const rough = (value) => (value < 100 ? String(Number(value.toPrecision(3))) : fixed(value));
-  const inMs = (ms) => (ms < 100 ? String(Number(ms.toPrecision(2))) : fixed(ms));
 
   // --- fields: several may have one name, and then show one setting ---
 
@@ -72,12 +64,11 @@
   /** Whether the fields are so: kind=transformer&architecture=llama|qwen3 */
   const are = (wanted) => wanted.split("&").map((one) => one.split("="))
     .every(([name, values]) => values.split("|").includes(text(name)));
-  const limits = ({ dataset }) => [parse(dataset.from), parse(dataset.to)];
 
   /** What is wrong with a number, or an empty string. */
   function complaint(field) {
     if (field.options) return "";
-    const [value, [from, to]] = [parse(field.value), limits(field)];
+    const [value, from, to] = [field.value, field.dataset.from, field.dataset.to].map(parse);
     if (!field.value.trim()) return phrase("empty");
     if (Number.isNaN(value)) return phrase("no-number");
     if (value < from || value > to) return phrase("limits", field.dataset);
@@ -100,7 +91,7 @@
 
   /** What a transformer's sizes say about its parameters and its blocks. */
   function counted() {
-    const known = [...SIZES, ...USUAL].every((size) => !complaint(fields.get(size)[0]));
+    const known = [...SIZES, ...USUAL, "cp"].every((size) => !complaint(fields.get(size)[0]));
     if (text("kind") !== "transformer" || !known) return {};
     const { parameters: params, largest_block: block } = transformer(text("precision"));
     return { params, block };
@@ -108,13 +99,12 @@
 
   /** With what a valid field does not agree, or an empty string. */
   function doubt(name) {
-    const [sizes, params, heads] = [counted(), parse(text("params")), parse(text("heads"))];
-    const says = (what, value) => phrase(what, { value: write(value) });
-    if (name === "block" && params > 0 && parse(text(name)) > params) return says("larger", params);
+    const sizes = counted();
     if (name === "chosen" && parse(text(name)) > parse(text("experts"))) return phrase("chosen");
-    if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % heads) return phrase("heads");
+    if (name === "cp" && parse(text("gpus")) % parse(text(name))) return phrase("shared");
+    if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % parse(text(name))) return phrase("heads");
     // No model is quite its formula.
-    return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? says("sizes", sizes[name]) : "";
+    return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? phrase("sizes", { value: write(sizes[name]) }) : "";
   }
 
   function showFields() {
@@ -196,22 +186,27 @@
 
   // --- will it fit? ---
 
+  /** GPUs that share a sequence. */
+  const sharing = () => (are("kind=transformer&architecture=llama|qwen3") ? number("cp") : 1);
+
   function transformer(precision, more = {}) {
     const given = [...SIZES, ...USUAL].map((name) => [name, number(name)]);
     const sizes = Object.fromEntries(given.filter(([name, value]) => value || SIZES.includes(name)));
     if (are("architecture=gpt")) MIXED.forEach((name) => delete sizes[name]);
     else sizes.chosen = Math.min(sizes.chosen, sizes.experts);
-    const how = { fused_attention: are("attention=fused"), loss: text("loss") };
+    sizes.sequence /= sharing();
+    const how = { fused_attention: are("attention=fused"), fused_norms: are("norms=fused"), loss: text("loss") };
     how.checkpointing = { off: false, on: true }[text("checkpointing")] ?? text("checkpointing");
     const built = { block: text("architecture"), tied: text("tied") === "yes", frozen: text("train") === "lora" };
     return estimating.transformer({ ...sizes, precision, ...how, ...built, ...more });
   }
 
-  /** What a sample saves; and the parameters outside the blocks, if we know them. */
-  function oneSample(precision) {
-    if (text("kind") === "transformer") return transformer(precision);
+  /** What a sample saves; and the parameters outside the blocks and of the largest tensor, if we know them. */
+  function oneSample(precision, more) {
     const part = estimating.PRECISIONS[precision].activation / 4; // of what float32 takes
-    return { activation_bytes: number("saved") * 1e6 * part, root: 0 };
+    if (text("kind") === "counted") return { activation_bytes: number("saved") * 1e6 * part, root: 0 };
+    const { activation_bytes, least_bytes, root, largest } = transformer(precision, more);
+    return { activation_bytes, least_bytes, root, largest };
   }
 
   /** For LoRA, the numbers in the adapters, and the bytes of each other weight. */
@@ -230,37 +225,36 @@
     const step = { weight_decay: are("decay=yes"), accumulation: number("accumulation"), held: text("held") };
     const options = { largest: largest_block, ...oneSample(precision), ...how, ...step, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
-    const { activation_bytes, least_bytes } = oneSample(precision.replace("-mixed", ""));
-    const sharded = { rung: "fsdp", activation_bytes, least_bytes };
+    const sharded = { rung: "fsdp", ...oneSample(precision.replace("-mixed", "")) };
+    const whole = oneSample(precision, { sequence: number("sequence") }); // one GPU shares with none
     return (gpus) => [
-      {}, { rung: "ddp", gpus }, { ...sharded, rung: "zero2", gpus }, { ...sharded, gpus }, { ...sharded, rung: "hsdp", gpus, machines: machines(gpus) },
+      whole, { rung: "ddp", gpus }, { ...sharded, rung: "zero2", gpus }, { ...sharded, gpus }, { ...sharded, rung: "hsdp", gpus, machines: machines(gpus) },
     ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
   }
 
   /** Even with the most that others have seen beside the tensors? */
   function verdict(memory, have) {
     if (estimating.on_the_gpu(memory.total)[1] <= have) return "fits";
-    return memory.at_least <= have ? "close" : "not";
+    return estimating.on_the_gpu(memory.at_least)[0] <= have ? "close" : "not";
   }
 
   /** Without others there is no rung of many, but FSDP may offload. On one machine, HSDP is FSDP. */
   const alone = (gpus) => gpus === 1 && !are(OFFLOADED);
 
+  const ways = (on, gpus) =>
+    [["one", on(gpus)[0]], [are(OFFLOADED) ? "offloaded" : "fsdp", on(gpus)[COLUMNS.fsdp]]].slice(0, alone(gpus) ? 1 : 2);
+
   /** The answer: the first way that fits, else that may fit, else what is missing on all GPUs. */
   function answer(on, gpus, have) {
-    const { 0: single, [COLUMNS.fsdp]: fsdp } = on(gpus);
-    const ways = [["one", single], [are(OFFLOADED) ? "offloaded" : "fsdp", fsdp]].slice(0, alone(gpus) ? 1 : 2);
-    const found = (kind) => ways.find(([, memory]) => verdict(memory, have) === kind);
-    const [name, memory] = found("fits") ?? found("close") ?? ways.at(-1);
+    const found = (kind) => ways(on, gpus).find(([, memory]) => verdict(memory, have) === kind);
+    const [name, memory] = found("fits") ?? found("close") ?? ways(on, gpus).at(-1);
     const kind = verdict(memory, have);
     const gaps = { rung: phrase(name, { gpus }), have: inBytes(have), ...amounts(memory) };
     const sentence = phrase(kind, gaps);
     if (kind === "fits") return [kind, sentence, untested(gpus)];
-    let enough = gpus;
+    let enough = Math.max(2, gpus);
     while (enough <= MOST_GPUS && verdict(on(enough)[COLUMNS.fsdp], have) !== "fits") enough += 1;
-    const whole = estimating.on_the_gpu(on(MOST_GPUS)[COLUMNS.fsdp].total)[1]; // what is not divided
-    const how = enough > MOST_GPUS ? "never" : enough > 64 && whole > 0.9 * have ? "far" : "enough";
-    const more = phrase(how, { ...gaps, most: MOST_GPUS, gpus: enough });
+    const more = phrase(enough > MOST_GPUS ? "never" : "enough", { ...gaps, gpus: enough });
     return [kind, sentence, ...cures(gpus, have, kind), more, phrase("host"), untested(gpus)];
   }
 
@@ -278,10 +272,17 @@
     const wanted = now === "not" ? ["fits", "close"] : ["fits"];
     const changes = (names) => Object.assign({}, ...names.map((name) => CURES[name]));
     const words = (names) => names.map((name) => phrase(`cure-${name}`)).join(phrase("cures-and"));
-    const helps = (names) => tried(changes(names), () => {
-      const { 0: single, [COLUMNS.fsdp]: fsdp } = memories()(gpus);
-      return [single, fsdp].some((memory) => wanted.includes(verdict(memory, have)));
-    });
+    const helps = (names) => { // not if a number is wrong that is hidden now
+      const before = Object.keys(changes(names)).map((field) => [field, text(field)]);
+      putAll(Object.entries(changes(names)));
+      try {
+        return ways(memories(), gpus).some(([, memory]) => wanted.includes(verdict(memory, have)));
+      } catch (error) {
+        if (!(error instanceof Wrong)) throw error;
+      } finally {
+        putAll(before);
+      }
+    };
     let sets = [[]]; // each once, in the order of the alphabet
     for (let size = 1; size <= 4; size += 1) {
       sets = sets.flatMap((set) => Object.keys(CURES).filter((name) => !(name <= set.at(-1))).map((name) => [...set, name]));
@@ -293,7 +294,7 @@
 
   /** A button that makes the changes. */
   function cure(words, changes) {
-    const button = make("button", { class: "cure", type: "button" }, words);
+    const button = Object.assign(make("button", "cure", words), { type: "button" });
     button.addEventListener("click", () => {
       putAll(Object.entries(changes));
       update();
@@ -303,48 +304,32 @@
     return button;
   }
 
-  /** What an action finds while fields are changed; false if one is wrong that is hidden now. */
-  function tried(changes, action) {
-    const before = Object.keys(changes).map((field) => [field, text(field)]);
-    putAll(Object.entries(changes));
-    try {
-      return action();
-    } catch (error) {
-      if (!(error instanceof Wrong)) throw error;
-      return false;
-    } finally {
-      putAll(before);
-    }
-  }
-
   function amounts({ total, at_least }) {
     const [low, high] = estimating.on_the_gpu(total).map(inBytes);
-    return { need: inBytes(total), least: inBytes(at_least), low, high };
+    return { need: inBytes(total), least: inBytes(at_least), floor: inBytes(estimating.on_the_gpu(at_least)[0]), low, high };
   }
   const colour = (part) => `--part: var(--fit-${part})`;
+  const styled = (tag, style, words = "") => Object.assign(make(tag, "", words), { style });
 
   function drawBars(figure, columns, table, have) {
     const names = all("thead th", table).slice(1);
     const most = 1.02 * Math.max(have, ...columns.map((memory) => memory.total));
     const percent = (bytes) => `${(100 * bytes) / most}%`;
     figure.style = `--have: ${percent(have)}`;
-    const limit = make("div", { class: "bars-limit" }, phrase("limit", { have: inBytes(have) }));
+    const limit = make("div", "bars-limit", phrase("limit", { have: inBytes(have) }));
     const bars = columns.map((memory, column) => {
       const kind = verdict(memory, have);
-      const bar = make("div", { class: "bar" }, names[column].textContent);
-      const track = make("div", { class: "bar-track" });
+      const [track, said] = [make("div", "bar-track"), make("span", "", phrase(`${kind}-bar`, amounts(memory)))];
+      said.dataset.verdict = kind;
       // Adam's copy comes when the activations are gone: what it adds is what it has more.
       const step = Math.max(0, memory.step - memory.activations - memory.casts);
       for (const [part, size] of Object.entries({ ...memory, step }))
         if (PARTS.includes(part) && size > 0)
-          track.append(make("i", { style: `width: ${percent(size)}; ${colour(part)}` }));
-      bar.append(make("span", { "data-verdict": kind }, phrase(`${kind}-bar`, amounts(memory))), track);
-      return bar;
+          track.append(styled("i", `width: ${percent(size)}; ${colour(part)}`));
+      return make("div", "bar", names[column].textContent, said, track);
     });
-    const legend = make("div", { class: "bars-legend" });
-    for (const [row, part] of PARTS.entries())
-      legend.append(make("span", { style: colour(part) }, table.tBodies[0].rows[row].cells[0].textContent));
-    figure.replaceChildren(limit, ...bars, legend);
+    const legend = PARTS.map((part, row) => styled("span", colour(part), table.tBodies[0].rows[row].cells[0].textContent));
+    figure.replaceChildren(limit, ...bars, make("div", "bars-legend", ...legend));
   }
 
   function showMemory(table, says, figure) {
@@ -354,13 +339,11 @@
     const columns = on(gpus);
     const [name, size] = unit(Math.min(...columns.map((memory) => memory.total)));
     one(".memory-table th").textContent = phrase("unit", { unit: name });
-    const rows = all("tbody tr", table);
-    PARTS.forEach((part, row) => (rows[row].cells[0].style = colour(part)));
     columns.forEach((memory, column) => {
       const sizes = [...PARTS, "total", "at_least"].map((part) => memory[part] / size);
       const values = sizes.map((amount) => fixed(amount, amount < 100 ? 1 : 0));
       values.push(phrase(`${verdict(memory, have)}-short`));
-      values.forEach((value, row) => (rows[row].cells[column + 1].textContent = value));
+      values.forEach((value, row) => (table.tBodies[0].rows[row].cells[column + 1].textContent = value));
     });
     const [kind, sentence, ...others] = answer(on, gpus, have);
     [says.dataset.verdict, says.textContent] = [kind, sentence];
@@ -383,11 +366,11 @@
     return phrase(`span-${are("kind=counted") ? "conv" : card}`).split(", ");
   }
 
-  /** FLOPs to train on a sample. */
+  /** FLOPs to train on a sample, or of a GPU's share of it. */
   function work(more) {
     if (text("kind") === "counted") return number("flops") * 1e9;
-    const { flops, parameters } = transformer(text("precision"), more);
-    return (flops * number("params")) / parameters; // it may have more than the sizes give
+    const { flops, parameters } = transformer(text("precision"), { sequence: number("sequence"), ...more });
+    return (flops * number("params")) / parameters / sharing(); // it may have more than the sizes give
   }
 
   /** Of a mixture of experts, how many parameters compute. */
@@ -396,12 +379,13 @@
     return experts ? phrase("active", { params: write(parameters), active: write(active) }) : "";
   }
 
-  /** What a rung trains on in a second, its shares of the peak, and the hours and their price. */
+  /** What GPUs train on in a second, their shares of the peak, and the hours and their price. */
   function rates(gpus, gain, seconds) {
-    const samples = (gain * number("batch")) / seconds;
+    const each = (gain * number("batch")) / seconds;
+    const samples = each / sharing();
     const tokens = samples * (text("kind") === "transformer" ? number("sequence") : 1);
     const [hours, price] = [number("amount") / tokens / 3600, number("price")];
-    const share = (flops) => rough((100 * flops * samples) / (gpus * number("peak") * 1e12));
+    const share = (flops) => rough((100 * flops * each) / (gpus * number("peak") * 1e12));
     const shares = { mfu: share(work({ checkpointing: false })), hfu: share(work()) };
     const money = price ? phrase("money", { money: rough(hours * gpus * price) }) : "";
     return { samples: rough(samples), tokens: rough(tokens), hours: rough(hours), money, ...shares };
@@ -424,19 +408,16 @@
     const gaps = (n, rung) => ({
       gpus: n, rung: rung.toUpperCase(), gain: fixed(gain(n, rung), 2),
       percent: fixed((100 * gain(n, rung)) / n), one: phrase(verdict(on(n)[0], have) === "not" ? "one-not" : "one-fits"),
-      ms: inMs((1e3 * seconds * accumulation * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
+      ms: rough((1e3 * seconds * accumulation * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
     });
     const counts = [...new Set([2, 4, 8, 16, 32, 64, Math.max(2, gpus)])].sort((a, b) => a - b);
     table.tBodies[0].replaceChildren(...counts.map((n) => {
-      const words = Object.keys(COLUMNS).flatMap((rung) =>
-        [phrase(`${kind(n, rung)}-cell`, gaps(n, rung)), gaps(n, rung).gain]);
-      const row = make("tr", n === gpus ? { class: "chosen" } : {});
-      row.append(...[n, ...words].map((word) => make("td", { class: "text-right" }, word)));
-      return row;
+      const words = RUNGS.flatMap((rung) => [phrase(`${kind(n, rung)}-cell`, gaps(n, rung)), gaps(n, rung).gain]);
+      return make("tr", n === gpus && "chosen", ...[n, ...words].map((word) => make("td", "text-right", word)));
     }));
     // The answer: the fastest rung that fits, else that may fit; then the others.
     const chosen = Math.max(2, gpus);
-    const rungs = Object.keys(COLUMNS).slice(0, machines(chosen) > 1 ? 3 : 2);
+    const rungs = RUNGS.slice(0, machines(chosen) > 1 ? 3 : 2);
     const best = (word) => rungs.filter((rung) => kind(chosen, rung) === word)
       .reduce((a, b) => (a && gain(chosen, a) >= gain(chosen, b) ? a : b), undefined);
     const lead = best("fits") ?? best("close");
@@ -449,14 +430,16 @@
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
     const [from, to, where] = span();
     const [slow, fast] = [computing(from), computing(to)];
-    const ms = (alone) => inMs(1e3 * alone * accumulation);
+    const ms = (alone) => rough(1e3 * alone * accumulation);
     const between = from ? phrase("between", { from, to, where, low: ms(fast), high: ms(slow) }) : "";
-    const rate = (alone) => rates(chosen, gain(chosen, lead, {}, alone), alone);
-    const range = from && lead ? phrase("range", { low: rate(slow).tokens, high: rate(fast).tokens }) : "";
-    const told = lead && { ...gaps(chosen, lead), ...rate(seconds), range };
+    const trains = gpus > 1 ? lead : kind(1, "one") !== "not";
+    const rate = (alone) => rates(gpus, gpus > 1 ? gain(gpus, lead, {}, alone) : 1, alone);
+    const range = from && trains ? phrase("range", { low: rate(slow).tokens, high: rate(fast).tokens }) : "";
+    const who = trains && phrase(gpus > 1 ? "many-train" : "one-trains", gaps(chosen, lead ?? "ddp"));
+    const told = trains ? ` ${phrase(`rate-${text("kind")}`, { who, ...rate(seconds), range })}` : "";
     const below = one(".speed-sent p");
-    below.textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) +
-      (told ? ` ${phrase(`rate-${text("kind")}`, told)}` : "") + (are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : "");
+    const offload = are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : "";
+    below.textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) + told + offload;
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
       below.append(" ", cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));
@@ -503,14 +486,11 @@
   }
 
   let resting, gpusChosen; // whether a reader has said how many GPUs
-  const spoken = make("p", { class: "visually-hidden", role: "status" });
-  const message = make("p", { class: "control-error", role: "status", "data-verdict": "close" });
+  const [spoken, message] = ["visually-hidden", "control-error"].map((kind) => Object.assign(make("p", kind), { role: "status" }));
+  message.dataset.verdict = "close";
   one(".calculator").before(spoken, message);
-  for (const example of all("[data-settings]")) {
-    const link = make("a", { href: `#${example.dataset.settings}` });
-    link.append(...example.childNodes);
-    example.append(link);
-  }
+  for (const example of all("[data-settings]"))
+    example.append(Object.assign(make("a", "", ...example.childNodes), { href: `#${example.dataset.settings}` }));
   document.addEventListener("input", change);
   addEventListener("hashchange", () => {
     readLink();
