@@ -1,9 +1,10 @@
 """The error clinic: anchors of its entries, the index of them, and the rules for a log.
 
 Every section of a notebook ``errors_NAME`` is an entry of the catalogue, and its anchor is the
-entry's id. The directive ``error-index`` lists the entries of a part, and ``ask-others`` says what
-to collect. The rules by which the page's script finds entries in a log are written into the site as
-a script, so that the page works from a file, too.
+entry's id. The directive ``error-index`` lists the entries of a part, ``ask-others`` says what to
+collect, and ``deciding`` what decides in a kind of symptom. The rules by which the page's script
+finds entries in a log are written into the site as a script, so that the page works from a file,
+too.
 """
 
 import json
@@ -20,7 +21,7 @@ from book._ext.controls import raw
 from book._ext.descriptions import add_description
 from tools.clinic_notebooks import heading
 from torchclinic import errors
-from torchclinic.errors.entries import CATALOGUE
+from torchclinic.errors.entries import CATALOGUE, page
 from torchclinic.errors.telling import ASK
 
 LOGGER = logging.getLogger(__name__)
@@ -94,10 +95,24 @@ class Index(SphinxDirective):
         return [raw(f"<details><summary>{len(index)} errors</summary>"), index, raw("</details>")]
 
     def part(self, name, markdown):
-        """Text of the catalogue, whose links start from the notebooks, or from the entry's page."""
-        page = f"errors_{self.arguments[0]}.ipynb"
-        text = LINK.sub(lambda found: relpath(f"notebooks/{found[1] or page}", "book"), markdown)
-        return nodes.container("", *self.parse_text_to_nodes(text), classes=[name])
+        return shown(self, markdown, name, f"errors_{self.arguments[0]}.ipynb")
+
+
+def shown(directive, markdown, name, own=""):
+    """Text of the catalogue, whose links start from the notebooks, or from the entry's page."""
+    text = LINK.sub(lambda found: relpath(f"notebooks/{found[1] or own}", "book"), markdown)
+    return nodes.container("", *directive.parse_text_to_nodes(text), classes=[name])
+
+
+class Deciding(SphinxDirective):
+    """What decides in a kind of symptom."""
+
+    required_arguments = 1
+
+    def run(self):
+        note_catalogue(self.env)
+        kind = self.arguments[0]
+        return [shown(self, page("deciding")[kind]["ask"], f"deciding-{kind}")]
 
 
 class AskOthers(SphinxDirective):
@@ -135,6 +150,7 @@ def setup(app):
     app.add_transform(Anchors)
     app.add_directive("error-index", Index)
     app.add_directive("ask-others", AskOthers)
+    app.add_directive("deciding", Deciding)
     app.connect("env-updated", write_rules)
     app.connect("html-page-context", describe, priority=400)  # before descriptions does
     app.connect("html-page-context", unfold_contents, priority=400)  # before the theme draws it

@@ -155,12 +155,21 @@
     return clinic.fails(text) ? nothing : ""; // of words, what is near is said first
   }
 
-  /** What is nearest to what somebody says, above it so; or that there is `nothing`. */
+  /** What is nearest to what somebody says, above it so; or what decides; or that there is `nothing`. */
   async function showNearest(said, nothing, text) {
-    const hits = await nearestHits(said).catch(() => null);
+    const { hits, decides } = await nearestHits(said).catch(() => ({}));
     if (text !== answered) return;
-    if (hits) found.prepend(hits.hasChildNodes() ? hits : make("p", "", phrase("far")));
-    says.textContent ||= hits?.hasChildNodes() ? phrase("near") : nothing;
+    const isNear = hits?.hasChildNodes();
+    const cases = !isNear && decides?.[0] && !clinic.fails(text) && casesOf(...decides);
+    if (hits) found.prepend(isNear ? hits : cases || make("p", "", phrase("far")));
+    says.textContent ||= isNear ? phrase("near") : cases ? phrase("decides") : nothing;
+  }
+
+  /** What decides in a kind of symptom, one of its cases before the others. */
+  function casesOf(kind, first) {
+    const cases = one(`.deciding-${kind}`).cloneNode(true);
+    one("ul", cases).prepend(all("li", cases)[first]);
+    return cases;
   }
 
   let worker;

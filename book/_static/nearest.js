@@ -1,5 +1,5 @@
 "use strict";
-// nearest, is_said and said_in of src/torchclinic/errors/asking.py, with the words that errors.questions() gives.
+// nearest, decides, is_said and said_in of src/torchclinic/errors/asking.py, with the words that errors.questions() gives.
 /** Whether a text, which has no verb if it is a title, is neither code nor a line of a log. */
 function speaks(text, isTitle) {
   const letters = text.match(/\p{L}/gu)?.length ?? 0;
@@ -29,8 +29,8 @@ function saidIn(text) {
   return isSaid(text) ? text : "";
 }
 
-const nearest = ({ documents, others, silent, denied }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, CLOSE = 0.35, FAR = 0.1, TELLS = 0.5, SURE = 0.6, BEHIND = 0.5;
+const nearest = ({ documents, others, silent, denied, kinds }) => {
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, ALIKE = 0.5, LEAST = 1, AHEAD = 0.6, MUCH = 5, TELLS = 2, SURE = 0.6, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -60,32 +60,53 @@ const nearest = ({ documents, others, silent, denied }) => {
     const all = whole || sum([...weights.keys()]);
     return known.map(({ address, weight, asked, text, twins }) => {
       const pooled = new Set();
-      let best = 0;
+      let [alike, counts] = [0, 0];
       for (const words of asked) {
         const shared = words.filter((word) => weights.has(word));
         for (const word of shared) pooled.add(word);
-        if (shared.length) best = Math.max(best, Math.min(1, sum(shared) / (whole || sum(shared))) * Math.sqrt(sum(shared) / sum(words, rare)));
+        if (!shared.length) continue;
+        const [weighs, size] = [sum(shared), sum(words, rare)];
+        alike = Math.max(alike, Math.min(1, weighs / (whole || weighs)) * Math.sqrt(weighs / size));
+        counts = Math.max(counts, weighs * weighs / size);
       }
       const told = sum(text.filter((word) => weights.has(word) && !pooled.has(word)));
       const more = POOLED * sum([...pooled]) + TOLD * told;
-      return { address, twins, score: best || told ? +((best + more / all) * weight).toFixed(9) : 0 };
-    });
+      const [score, ...numbers] = [alike || told ? (alike + more / all) * weight : 0, alike, counts].map((number) => +number.toFixed(9));
+      return { address, twins, score, alike: numbers[0], counts: numbers[1] };
+    }).sort((a, b) => b.score - a.score);
   }
 
-  /** The addresses of what answers a question best; of a long text, a clause must be like something. */
+  /** Whether the best is likely: its question is nearly this one, or no other comes close to it. */
+  function isSure([best, ...others]) {
+    const second = others.find(({ address }) => !best.twins.includes(address)).score;
+    const ahead = second ? best.score * (best.score / second) ** 2 : Infinity;
+    return best.alike >= ALIKE && best.counts >= LEAST || ahead >= AHEAD && ahead * best.counts >= MUCH;
+  }
+
+  /** The addresses of what answers a question best; none, if it is a guess. */
   function find(question, most = 3) {
-    question = question.replace(new RegExp(denied, "gi"), " ");
-    const scored = scores(question);
-    const highest = (all) => Math.max(0, ...all.map(({ score }) => score));
-    const best = highest(scored), isMessage = !question.trim().includes("\n") && /(?:Error|Exception|error): /.test(question);
-    const clauses = () => question.split(/[.,!?;:()\n]\s+| and then | until | but /).filter((part) => words(part).length >= 4);
-    const isClose = best > (isMessage ? SURE : CLOSE) ||
-      !isMessage && best > FAR && clauses().some((part) => highest(scores(part)) > TELLS);
+    question = said(question);
+    const ranked = scores(question), best = ranked[0].score;
+    const isMessage = !question.trim().includes("\n") && /(?:Error|Exception|error): /.test(question);
+    if (!best || !isSure(ranked) || isMessage && best <= SURE) return [];
     const near = [];
-    for (const { address, score, twins } of isClose ? scored.sort((a, b) => b.score - a.score) : [])
+    for (const { address, score, twins } of ranked)
       if (score > BEHIND * best && !near.some((better) => twins.includes(better))) near.push(address);
     return near.slice(0, most);
   }
 
-  return { find };
+  const said = (question) => question.replace(new RegExp(denied, "gi"), " ");
+
+  /** The kind of symptom that a question is about, or "", and which of its cases comes first. */
+  function decides(question) {
+    const late = (kind) => (kind !== "hangs") + (kind === "files");
+    const named = words(question).map((word) => kinds.find(([, of]) => of.includes(word))?.[0]).filter(Boolean);
+    let kind = named.sort((a, b) => late(a) - late(b))[0] ?? "";
+    const [{ address, counts }] = scores(said(question));
+    const which = (name) => (counts < TELLS ? [] : kinds.find(([kind]) => kind === name)?.[2] ?? []).findIndex((to) => to.includes(address));
+    if (["", "files"].includes(kind) && which(kind) < 0) kind = kinds.find(([name]) => which(name) >= 0)?.[0] ?? kind;
+    return [kind, Math.max(0, which(kind))];
+  }
+
+  return { find, decides };
 };

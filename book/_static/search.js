@@ -152,11 +152,12 @@
     return { input, look };
   }
 
-  /** What is nearest to what somebody says, as the terminal has it, for another page's script. */
+  /** What is nearest to what somebody says, as the terminal has it, or what decides, for another page's script. */
   window.nearestHits = async (said) => {
     await Promise.all([ready(), load("nearest.js", "error_words.js")]);
     asker ??= nearest(errorWords);
-    return make("ol", "search-hits", ...asker.find(said).map((address) => search.at(address, said)).filter(Boolean).map(shown));
+    const near = asker.find(said).map((address) => search.at(address, said)).filter(Boolean);
+    return { hits: make("ol", "search-hits", ...near.map(shown)), decides: asker.decides(said) };
   };
 
   /** The arrow keys go from the field through the hits and back. */

@@ -100,6 +100,13 @@ def test_a_log_leads_to_its_case():
     assert len(rows) >= 72
 
 
+def test_a_message_of_several_causes_is_not_that_of_the_data_where_weights_are_in_pieces():
+    error = "RuntimeError: Trying to resize storage that is not resizable"
+    assert [match.error.id for match in errors.find(error)] == ["stack-sizes"]
+    for said in ("I trained with FSDP", "use_fsdp: true", "deepspeed --num_gpus 2"):
+        assert errors.find(f"{error}\n\n{said}") == [], said
+
+
 def test_what_numbers_decide_is_a_case_of_an_entry():
     for name, decided in cases.DECIDED.items():
         rules = [rules for _, rules in cases.cases_of(catalogue()[name]) if rules]
@@ -131,7 +138,7 @@ def test_good_logs_of_frameworks_hold_no_error(explain):
         "[2023-03-01 10:00:00,1] [INFO] fail_on_nan: on\n[rank1]: WARNING: libaio was not found",
     ):
         assert explain(given=log.encode())[1].startswith("There is no error in this log"), log
-    assert explain(given=b"exit code 1")[1].startswith(telling.NEAREST)
+    assert explain(given=b"exit code 1")[1].startswith(telling.UNKNOWN)
 
 
 def test_a_log_of_warnings_alone_is_said_to_hold_no_error(explain):
@@ -143,11 +150,11 @@ def test_a_log_of_warnings_alone_is_said_to_hold_no_error(explain):
 
 
 def test_for_words_what_is_near_is_said_first_and_for_a_message_that_no_entry_has_it(explain):
-    for said in ("the port is already in use, an error", "python killed in wsl"):
+    for said in ("the gpu is idle most of the time, no error", "python killed in wsl"):
         assert explain(said)[1].startswith(telling.NEAREST), said
     message = "RuntimeError: the ranks hang in the validation"
     assert explain(message)[1].startswith(f"{telling.UNKNOWN} {telling.NEAREST}")
-    assert "last words, in line 1: train.py: no lr" in explain("train.py: no lr")[1]
+    assert "Its error, in line 1: train.py: no lr" in explain("train.py: no lr")[1]
     assert "What to do: WSL has half" in " ".join(explain("python killed in wsl")[1].split())
 
 
@@ -180,14 +187,14 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
         assert "no error in this log" in explain(f"{logged} is slow on two gpus")[1]
     nearest = json.loads(explain("--json", said)[1])["nearest"]
     assert "notebooks/errors_training#accumulation-by-parts" in nearest
-    assert len(nearest) == 3
+    assert 1 <= len(nearest) <= 3
     assert "\n  cuda-out-of-memory: " in (out := explain("cuda oom during validation only")[1])
     assert "What to do: Only in evaluation" in out
     long = "I have a new card, and the GPU utilization is low in my 3D net. An epoch takes an hour"
     told = asking.what_to_do(f"{long}, most of it at 0 %.", errors.catalogue()["gpu-idle"])
     assert told.startswith("Always at 0 %")  # though a case has a rare word of it
     assert "slice-saves-storage: " in explain("why is my saved tensor file so large")[1]
-    ram = "each worker needs more memory"
+    ram = "the ram fills up within an epoch, with num_workers alone"
     for denied in ("It is not a CUDA out of memory", "no cuda oom", "it’s not a hang"):
         assert asking.nearest(f"{ram}. {denied}") == asking.nearest(ram), denied
     assert telling.NEAREST not in explain(given=HEALTHY.encode())[1]
@@ -276,19 +283,49 @@ def test_of_two_that_say_the_same_one_is_near_and_where_nothing_is_close_that_is
     assert asking.nearest("the javascript promise never resolves") == []
     long = "We moved the machine to another room last week, and our admin installed it again. Both "
     long += "cards show 100 %, but the first step hangs. A colleague in Graz has the same model."
-    assert asking.nearest(long)[0] == "notebooks/errors_ranks#hang-p2p"  # by its clause
-    long = (
-        "We bought a second card last spring, and a student wrote our script for a seminar. With "
-    )
-    long += (
-        "both the epoch takes as long as with one, although each is busy. Is it the power supply?"
-    )
-    assert "notebooks/errors_ddp_fsdp#no-sampler" in asking.nearest(long)  # by all of it
-    message = "the number of workers must not be larger than the batch"  # which no entry has
+    assert asking.nearest(long)[0] == "notebooks/errors_ranks#hang-p2p"
+    message = "the workers are slower than the loop over the batches"  # which no entry has
     assert asking.nearest(message) != []
     assert asking.nearest(f"ValueError: {message}") == []
     assert asking.is_said("loss不下降，一直在0.69")
     assert not asking.is_said("loss goes no lower: 0.69 0.69 0.69")
+
+
+def test_where_no_entry_is_likely_what_decides_is_asked(explain):
+    for said, kind, ask in [
+        ("My colleague in Graz has the same cards, and goes home earlier", "", telling.NOT_CLOSE),
+        (
+            "We save the file in the evening, and see the old one next morning",
+            "files",
+            "torchclinic inspect FILE",
+        ),
+        ("Since our move, the net on the new server is slow", "slow", "nvidia-smi -l 1"),
+        ("The loss of the last batch is larger", "learning", "Train on one batch"),
+        ("Our two answers to one picture differ on Mondays", "results", "one sample, twice"),
+        ("More memory is used since our second coffee", "memory", "memory_allocated()"),
+        ("Sometimes it loads, then freezes, and the results are lost", "hangs", "py-spy dump"),
+    ]:
+        assert asking.nearest(said) == [], said
+        assert asking.decides(said)[0] == kind, said
+        _, out, _ = explain(given=said.encode())
+        assert out.startswith(telling.DECIDES if kind else ask), said
+        assert ask in out
+        told = json.loads(explain("--json", given=said.encode())[1])
+        assert told.get("decides", "") == kind
+        assert "nearest" not in told
+    assert asking.decides("It loads the checkpoint, and the memory grows")[0] == "memory"
+    error = "TypeError: 'momentum' is an invalid keyword argument for Unpickler()"
+    printed = explain(given=f"{error}\n\nIt comes as I load a checkpoint\n".encode())[1]
+    assert telling.DECIDES not in printed  # the message asks for itself
+    assert f"Its error, in line 1: {error}" in " ".join(printed.split())
+
+
+def test_each_word_names_one_kind_of_symptom():
+    kinds = entries.page("deciding")
+    named = [word for kind in kinds.values() for word in asking.words(kind["words"])]
+    assert sorted(named) == sorted(set(named))
+    for kind in kinds.values():
+        assert kind["ask"].count("\n- ") >= 4
 
 
 def test_a_question_in_the_list_is_answered_by_its_section():

@@ -258,6 +258,13 @@ SAID = [
 ]  # fmt: skip
 
 
+DECIDED = [  # what no entry is likely for, and the case that then comes first
+    ("Since our move, the net on the new server is slow", "Always 0 %"),
+    ("More memory is used since our second coffee", "once, after the first step"),
+    ("After the resume nothing happened, and the run was stuck in the same room", "After a resume"),
+]  # fmt: skip
+
+
 def test_what_somebody_says_leads_to_the_same_three_in_the_box_and_in_the_terminal(page):
     for text in SAID:
         page.locator("#log").fill("")
@@ -271,6 +278,14 @@ def test_what_somebody_says_leads_to_the_same_three_in_the_box_and_in_the_termin
         assert says == ("No entry matches your log." if "Error" in text else telling.NEAREST)
         for link, address in zip(found, wanted, strict=True):
             assert link.replace(".html", "").endswith(address.partition("book/")[2] or address)
+    for said, first in DECIDED:
+        page.locator("#log").fill(said)
+        case = page.locator("#found li").first
+        case.get_by_text(first).wait_for()
+        assert page.locator("#log-says").inner_text() == telling.DECIDES
+        whole = "".join(page.locator("#found > div").first.all_inner_texts())
+        assert letters(whole) in letters(telling.explain(said))
+        assert page.locator("#found .search-hits").count() == 0
     page.locator("#log").fill("how do I bake a chocolate cake")
     page.locator("#found").get_by_text("Nothing in the book is close").wait_for()
     page.locator("#log").fill("epoch 1: loss 0.42\nepoch 2: loss 0.31")
@@ -290,8 +305,12 @@ def test_the_script_reads_questions_as_the_package_does(page):
         *(q for q, _ in asking._rows("asked")[::9]),
     ]
     asked.append(f"{SAID[0]}\n\nI see this:\n\n```\nepoch 1: loss 0.42\n```\n\nWhat can my net do?")
-    both = "all => all.map(q => [nearest(errorWords).find(q), saidIn(q)])"
-    assert page.evaluate(both, asked) == [[asking.nearest(q), asking.said_in(q)] for q in asked]
+    asked += [
+        f"{said} {words}" for said, *_ in DECIDED for words in ("", "on two GPUs", "since May")
+    ]
+    both = "all => all.map(q => [nearest(errorWords).find(q), nearest(errorWords).decides(q), saidIn(q)])"
+    wanted = [[asking.nearest(q), [*asking.decides(q)], asking.said_in(q)] for q in asked]
+    assert page.evaluate(both, asked) == wanted
 
 
 def test_on_a_phone_the_first_answer_to_a_few_words_is_above_the_keyboard_and_a_tap_opens_it(visit):

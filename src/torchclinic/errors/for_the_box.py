@@ -9,7 +9,7 @@ from torchclinic.process_group import PEER_IS_GONE
 
 
 def questions() -> dict:
-    """All that the paste box needs to find what `asking.nearest` finds."""
+    """All that the paste box needs to find what `asking.nearest` and `asking.decides` find."""
     documents = []
     for address, (asked, text) in asking.documents().items():
         twins = sorted(asking.twins(address) & asking.documents().keys())
@@ -17,7 +17,10 @@ def questions() -> dict:
         documents.append([address, asking.weight_of(address), words, " ".join(text), twins])
     silent = page("logs")["silent"]
     others, denied = asking.others(), asking.DENIED
-    return {"documents": documents, "others": others, "silent": silent, "denied": denied}
+    deciding = page("deciding")
+    kinds = [(kind, asking.words(deciding[kind]["words"]), asking.leads(kind)) for kind in deciding]
+    found = {"documents": documents, "others": others, "silent": silent, "denied": denied}
+    return {**found, "kinds": kinds}
 
 
 def rules() -> dict:

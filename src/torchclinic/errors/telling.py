@@ -7,7 +7,7 @@ from itertools import islice
 from torchclinic import printable
 from torchclinic.errors import asking
 from torchclinic.errors.cases import this_case_first
-from torchclinic.errors.entries import KINDS, catalogue, published
+from torchclinic.errors.entries import KINDS, catalogue, page, published
 from torchclinic.errors.finding import (
     Match,
     find,
@@ -26,14 +26,17 @@ FOLLOWS = {
 }
 NOT_PYTORCH = """This may not be PyTorch: the log seems to come from {}, and torch is nowhere in
 it. If it is PyTorch, give the whole log, from its first line."""
-ASK = """To ask others, collect: the whole log from its first line, of every rank; the command that
-started it; what `torchclinic doctor` prints; and the smallest program that still fails."""
+ASK = """To narrow it down, try one process, `num_workers=0`, float32 and the CPU: what ends it
+names the part. To ask others, collect: the whole log from its first line, of every rank; the
+command that started it; what `torchclinic doctor` prints; and the smallest program that still
+fails."""
 UNKNOWN = "No entry of the catalogue has these words."
 HEALTHY = """There is no error in this log: no traceback, and none of the words that errors begin
 with. Say what you see instead: torchclinic explain "it hangs after the first epoch"."""
 NEAREST = "Guesses, the nearest to what you see first:"
 NOT_CLOSE = """Nothing in the book is close to what you say. Which is it: an error, a hang, too
 slow, too much memory, or wrong numbers? Say that, and when it begins."""
+DECIDES = "No entry fits what you say. This decides:"
 NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
 # What tells a program's sentence from a reader's; and what torchrun says when a rank has failed.
 OF_A_PROGRAM = r"(?:^|\s)--\w|\.py: "
@@ -49,7 +52,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
     said = "" if found else asking.said_in(log)
     if said and said == log:
         return _answer(log)
-    root, near = _root(log, found), _near(said)
+    root, near = _root(log, found), _near(said, log)
     kinds = {match.error.kind for match in found}
     if not (root or near) and kinds <= {"follows", "warning"} and kinds != {"warning"}:
         root = _last_words(log)
@@ -80,19 +83,33 @@ def explain(log: str, found: list[Match] | None = None) -> str:
 
 def _answer(said: str) -> str:
     """The entries and sections that are nearest to what somebody says that they see."""
-    near = _near(said)
+    near = _near(said, said)
     is_message = first_failure(said.split("\n")) is not None
     unknown = is_message or (signs(said) and not near)
-    head, *below = near or [NOT_CLOSE]
+    head, *below = near or ["" if unknown else NOT_CLOSE]
     speaks = re.search(asking.SOMEBODY, said.lower(), re.ASCII)
     words = [_last_words(said)] if not speaks and re.search(OF_A_PROGRAM, said) else []
-    return "\n\n".join([*words, f"{UNKNOWN} {head}" if unknown else head, *below, ASK])
+    return "\n\n".join([*words, f"{UNKNOWN} {head}".strip() if unknown else head, *below, ASK])
 
 
-def _near(said: str) -> list[str]:
-    """What is nearest to what somebody says, below its title; nothing, if nothing is."""
+def _near(said: str, log: str) -> list[str]:
+    """What is nearest to what somebody says, below its title; or what decides; or nothing."""
     near = [wrapped(_brief(address, said), "  ", "    ") for address in asking.nearest(said)]
-    return [NEAREST, "\n".join(near), NEAREST_MORE] if near else []
+    if near:
+        return [NEAREST, "\n".join(near), NEAREST_MORE]
+    kind, first = _decides(said, log)
+    if not kind:
+        return []
+    decides = page("deciding")[kind]
+    head, *cases = decides["ask"].strip().split("\n- ")
+    cases.insert(0, cases.pop(first))
+    more = f"More: {published(decides['read']) or decides['read']}"
+    return [DECIDES, filled("", "\n- ".join([head, *cases])), more]
+
+
+def _decides(said: str, log: str) -> tuple[str, int]:
+    """What `asking.decides`; nothing where a log has a message, which asks for itself."""
+    return ("", 0) if not said or first_failure(log.split("\n")) else asking.decides(said)
 
 
 def _root(log: str, found: list[Match]) -> str:
@@ -105,8 +122,11 @@ def _root(log: str, found: list[Match]) -> str:
 
 
 def _last_words(log: str) -> str:
-    """What the program said before it, or torchrun of it, was silent."""
+    """The error of a program, or else what it said before it, or torchrun of it, was silent."""
     lines = re.split(OF_TORCHRUN, log, maxsplit=1)[0].split("\n")
+    if failure := first_failure(lines):
+        says = f"Its error, in line {line_of(log, failure[0])}: {failure[1]}"
+        return wrapped(says, "  ", "    ")
     own = [i for i, line in enumerate(lines) if line.strip() and "torch/distributed/" not in line]
     if not own:
         return ""
@@ -143,8 +163,11 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
     """
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
-    if not found and (near := asking.nearest(asking.said_in(log))):
+    said = "" if found else asking.said_in(log)
+    if near := asking.nearest(said):
         more["nearest"] = near
+    elif kind := _decides(said, log)[0]:
+        more["decides"] = kind
     if root := unknown_root(log, found):
         more["unknown"] = root
     return json.dumps({"version": 1, **record, **more}, indent=1)
