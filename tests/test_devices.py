@@ -242,6 +242,20 @@ def test_the_device_with_most_bytes_comes_first_and_the_others_are_odd():
     assert lines[-2:] == ["  input 1[9] is on meta", "  ... and 2 more"]
 
 
+def test_what_is_not_with_the_first_models_parameters_is_odd_however_large_it_is():
+    model, batch = nn.Linear(4, 2), torch.zeros(1000, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(batch).sum().backward()
+    optimizer.step()
+    model.to("meta")
+    loss_fn = nn.CrossEntropyLoss(weight=torch.zeros(100))  # a module, with no parameters
+    placement = where_is(loss_fn, model, batch, optimizer)
+    states = [f"Adam.state[{i}]['{key}']" for i in (0, 1) for key in ("exp_avg", "exp_avg_sq")]
+    assert list(placement.odd) == ["weight", "input 0", *states]
+    assert list(placement.devices) == [META, CPU]
+    assert "not on meta:\n  weight is on cpu\n  input 0 is on cpu\n" in repr(placement)
+
+
 def test_inputs_of_any_shape_are_looked_into():
     batch = {"image": torch.zeros(2), "boxes": [torch.zeros(1), (meta(1),)]}
     placement = where_is(torch.zeros(3), batch)

@@ -81,12 +81,15 @@ class Placement:
     Attributes
     ----------
     devices : dict[torch.device, list[str]]
-        Names of the tensors on each device, the device with most bytes first.
+        Names of the tensors on each device: first the device with most bytes of the first model's
+        parameters, or with most bytes of all if there is no such model.
     odd : dict[str, torch.device]
         The tensors that are not on that first device and should be.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self, tensors: Iterable[tuple[str, Tensor]], home: torch.device | None = None
+    ) -> None:
         names: dict[torch.device, list[str]] = {}
         self._bytes, self._counters = Counter(), []
         for name, tensor in tensors:
@@ -96,7 +99,8 @@ class Placement:
             self._bytes[tensor.device] += sum(part.nbytes for part in parts)
             if COUNTER.search(name) and tensor.device.type == "cpu":
                 self._counters.append(name)
-        self.devices = {device: names[device] for device, _ in self._bytes.most_common()}
+        ordered = sorted(self._bytes, key=lambda device: (device != home, -self._bytes[device]))
+        self.devices = {device: names[device] for device in ordered}
         others = [(d, name) for d in list(self.devices)[1:] for name in self.devices[d]]
         self.odd = {name: device for device, name in others if name not in self._counters}
 
@@ -125,7 +129,8 @@ def where_is(*things: object) -> Placement:
     """Every device found in models, optimizers and inputs, and the odd ones out by name.
 
     An input is a tensor, or a list, tuple, mapping or dataclass that holds tensors at any depth.
-    Adam and others count their steps on the CPU; those counters are not odd.
+    Odd is what is not where the first model has most of its parameters; without a model, what is
+    not where most bytes are. Adam and others count their steps on the CPU; those are not odd.
 
     Examples
     --------
@@ -137,7 +142,12 @@ def where_is(*things: object) -> Placement:
       1.weight is on meta
       1.bias is on meta
     """
-    return Placement(_named_tensors(*things))
+    held = Counter()
+    for thing in things:
+        if isinstance(thing, nn.Module) and not held:
+            for weight in thing.parameters():
+                held[weight.device] += weight.numel() * weight.element_size()
+    return Placement(_named_tensors(*things), max(held, key=held.__getitem__, default=None))
 
 
 @dataclass(frozen=True)
