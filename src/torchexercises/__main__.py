@@ -58,9 +58,11 @@ def main() -> int:
     verdicts = {}
     for name in names:
         given = [answers.get(part) for part in parameters(name)]
+        missing = [part for part in parameters(name) if part not in answers]
         left = end - time.monotonic()
-        if failure and not {*parameters(name)} <= {*answers}:
-            right, reason = False, failure
+        if missing:
+            unwritten = f"{check.NOT_WRITTEN}: the hand-in defines no {missing[0]}"
+            right, reason = False, failure or unwritten
         elif left <= 0:
             right, reason = False, f"not judged: {options.limit:g} s were over"
         else:

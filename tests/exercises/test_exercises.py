@@ -278,7 +278,7 @@ def mean_of_all(x):
 HAND_INS = {
     "right": (MEAN, "right on 2 and 3 ranks"),
     "wrong": ("def mean_of_all(x):\n    return x.means()\n", "line 2, in mean_of_all"),
-    "empty": ("", "not written yet"),
+    "empty": ("", "not written yet: the hand-in defines no mean_of_all"),
     "syntax": (MEAN.replace("(x):", "(x:"), "SyntaxError"),
     "endless": ("def mean_of_all(x):\n    while True:\n        pass\n", "still running after"),
     "forged": (FORGED.replace("average_gradients(net)", "mean_of_all(x)"), "exited with 0"),
