@@ -142,6 +142,14 @@ def test_mixtures_of_experts_have_their_published_parameters_whole_and_active(bl
         transformer(**sizes, block=block, experts=8, chosen=9)
 
 
+def test_gpt_oss_has_the_parameters_that_its_authors_count():
+    sizes = {"layers": 24, "hidden": 2880, "heads": 64, "kv_heads": 8, "head_size": 64}
+    sizes |= {"mlp": 2880, "experts": 32, "chosen": 4, "vocabulary": 201088, "sequence": 100}
+    found = transformer(**sizes, tied=False, block="llama")  # arXiv:2508.10925
+    assert found.parameters == pytest.approx(20.9e9, rel=0.002)
+    assert found.active - found.lookup == pytest.approx(3.6e9, rel=0.003)
+
+
 class Norm(nn.LayerNorm):
     """What RMSNorm is on a GPU: it saves its input, which autocast has turned into float32."""
 
