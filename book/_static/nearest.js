@@ -79,7 +79,7 @@ const nearest = ({ documents, others, silent, denied, kinds }) => {
   /** Whether the best is likely: its question is nearly this one, or no other comes close to it. */
   function isSure([best, ...others]) {
     const second = others.find(({ address }) => !best.twins.includes(address)).score;
-    const ahead = second ? best.score * (best.score / second) ** 2 : Infinity;
+    const ahead = !best.address.includes("/errors_") ? 0 : second ? best.score * (best.score / second) ** 2 : Infinity;
     return best.alike >= ALIKE && best.counts >= LEAST || ahead >= AHEAD && ahead * best.counts >= MUCH;
   }
 
@@ -104,7 +104,7 @@ const nearest = ({ documents, others, silent, denied, kinds }) => {
     let kind = named.sort((a, b) => late(a) - late(b))[0] ?? "";
     const [{ address, counts }] = scores(said(question));
     const which = (name) => (counts < TELLS ? [] : kinds.find(([kind]) => kind === name)?.[2] ?? []).findIndex((to) => to.includes(address));
-    if (["", "files"].includes(kind) && which(kind) < 0) kind = kinds.find(([name]) => which(name) >= 0)?.[0] ?? kind;
+    if (kind === "files" && which(kind) < 0) kind = kinds.find(([name]) => which(name) >= 0)?.[0] ?? kind;
     return [kind, Math.max(0, which(kind))];
   }
 

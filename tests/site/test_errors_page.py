@@ -308,7 +308,8 @@ def test_the_script_reads_questions_as_the_package_does(page):
     asked += [
         f"{said} {words}" for said, *_ in DECIDED for words in ("", "on two GPUs", "since May")
     ]
-    both = "all => all.map(q => [nearest(errorWords).find(q), nearest(errorWords).decides(q), saidIn(q)])"
+    both = "all => { const asker = nearest(errorWords); "
+    both += "return all.map(q => [asker.find(q), asker.decides(q), saidIn(q)]); }"
     wanted = [[asking.nearest(q), [*asking.decides(q)], asking.said_in(q)] for q in asked]
     assert page.evaluate(both, asked) == wanted
 
