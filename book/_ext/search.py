@@ -31,15 +31,9 @@ WEIGHTS = {
     r".*/errors_": 1.05,
     "": 1,
 }
-# What the calculators answer at first, for a model that nobody asked for
-CALCULATED = {
-    "answer",
-    "speed-sent",
-    "memory-table",
-    "speed-table",
-    "serving-says",
-    "serving-table",
-}
+# What the calculators answer at first, for a model that nobody asked for, and what says too little
+UNASKED = {"answer", "speed-sent", "memory-table", "speed-table", "serving-says", "serving-table"}
+UNASKED |= {"error-index", "minutes"}
 # Not to be read, or drawn
 HIDDEN = re.compile(r"(?s)<(style|script|svg|select|span(?= data-phrase))\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
@@ -126,7 +120,9 @@ def blocks(node, app):
             continue
         if isinstance(child, nodes.title) and isinstance(node, nodes.section):
             continue
-        if {"error-index", *CALCULATED} & {*child["classes"]} or child.get("language") == "udiff":
+        if child.astext().startswith("Why, and what to do: "):  # of %load_ext torchclinic
+            continue
+        if UNASKED & {*child["classes"]} or child.get("language") == "udiff":
             continue
         if node.get("hide_mode") == "input" and child.get("nb_element") == "cell_code_source":
             continue

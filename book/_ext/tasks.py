@@ -86,5 +86,5 @@ def number_of(things, name):
 
 def setup(app):
     for change in (frame_predictions, frame_exercises, count):
-        app.connect("doctree-read", change)
+        app.connect("doctree-read", change, priority=400)  # before the contents are collected
     return {"parallel_read_safe": True, "parallel_write_safe": True}

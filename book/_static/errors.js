@@ -1,10 +1,11 @@
 "use strict";
 // The page book/errors.md: the box for a log. What is found in a log is decided in finding.js; the
-// words are in the page itself. A log stays in its field: it is neither sent nor kept, and no link
+// words are in the page itself. A log stays in its tab: it is neither sent nor kept for longer, and no link
 // holds more of it than the line that a reader may search for.
 (() => {
   const BEFORE = 60, AROUND = 500; // letters around the words that matched
   const MOST = 50_000_000; // letters that are read
+  const KEPT = 1e6; // letters that a tab keeps for Back
   const TYPED = 20, PAUSE = 300; // so many letters may be typed; milliseconds until they are read
   const SHORT = 200; // letters of what may be asked of the search, too
   const IN_SIGHT = 400; // pixels of an answer that are enough
@@ -30,6 +31,13 @@
 
   const linkTo = (id) => entries.get(id).link.cloneNode(true);
   const copyOf = (id, part) => one(`.error-${part}`, entries.get(id).item).cloneNode(true);
+
+  // A phone shows what one may see, and the causes when one is opened.
+  for (const list of matchMedia("(max-width: 600px)").matches ? all("#there-is-no-message-what-do-you-see section > ul") : []) {
+    const fold = make("details", "", make("summary", "", phrase("causes", { count: list.children.length })));
+    list.replaceWith(fold);
+    fold.append(list);
+  }
 
   // --- the box for a log ---
 
@@ -88,7 +96,9 @@
     for (const code of all("code.literal", fix).filter((code) => code.textContent.length >= COPIED && !isQuoted(code))) {
       const button = Object.assign(make("button", "copy-code"), { ariaLabel: phrase("copy") });
       button.addEventListener("click", () => navigator.clipboard.writeText(code.textContent).then(() => { button.ariaLabel = phrase("copied"); }));
-      code.after(" ", button);
+      const next = code.nextSibling;
+      if (/^[.,;:]/.test(next?.data)) next.splitText(1);
+      (next?.data?.length === 1 ? next : code).after(" ", button);
     }
     return fix;
   }
@@ -270,11 +280,15 @@
   });
   example.after(make("label", "choose-files", phrase("files"), " ", chosen));
 
-  // --- start: empty, whatever the browser remembers, or with what was pasted on the landing page ---
+  // --- start: empty, whatever the browser remembers, or with what was pasted on the landing page, or, after
+  // Back, with what was here ---
 
   one(".clinic-field").hidden = false;
   const pasted = window.name.startsWith("log:") ? window.name.slice(4) : "";
   if (pasted) window.name = "";
-  put(pasted);
+  const isBack = performance.getEntriesByType("navigation")[0].type === "back_forward";
+  put(pasted || (isBack && sessionStorage.getItem("log")) || "");
+  sessionStorage.removeItem("log");
   if (pasted) addEventListener("load", () => says.scrollIntoView());
+  addEventListener("pagehide", () => answered.length < KEPT && sessionStorage.setItem("log", answered));
 })();

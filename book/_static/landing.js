@@ -1,7 +1,7 @@
 // The chosen rung's program is shown from its first new line.
 one(".ladder").addEventListener("change", ({ target }) => {
   const mark = one(`.rung-panel[data-rung="${target.id.slice(5)}"] mark`);
-  if (mark) mark.closest("pre").scrollTop = mark.offsetTop - 40;
+  if (mark) mark.closest("pre").scrollTop = mark.offsetTop - mark.offsetHeight; // and the line before it
 });
 
 // A phone shows the parts, and their chapters when one is opened or a route is chosen.

@@ -44,6 +44,15 @@ document.addEventListener("DOMContentLoaded", () => {
   // A long name breaks after a dot, an underscore, a bracket, and before a word's capital, but not in cuDNN.
   for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
     name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z]{3})(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
+  for (const line of all(".highlight-udiff pre > span:not(:empty)"))
+    line.replaceChildren(...line.textContent.split(/(?<=[.(,])(?=\S)/).flatMap((part) => [part, make("wbr")]));
+  // The menu shows the parts, and the pages of the one that is read.
+  for (const caption of all(".bd-links .caption")) {
+    const pages = caption.nextElementSibling, part = make("details", "part");
+    part.open = one(".current", pages) || !one(".bd-links .current");
+    caption.replaceWith(part);
+    part.append(make("summary", "", caption), pages);
+  }
   one(".search-button-field")?.removeAttribute("aria-label"); // it shows its keys, too
   for (const home of all(".sidebar-primary-item:has(.navbar-brand)")) Object.assign(home, { role: "navigation", ariaLabel: "Home" });
   // Its name says which theme is on, and is what its tooltip says.

@@ -159,6 +159,15 @@ def test_what_is_copied_lacks_prompts_and_what_only_a_notebook_needs(visit):
         assert not copied.endswith("\n")
 
 
+def test_the_menu_shows_the_parts_and_the_pages_of_the_one_that_is_read(visit):
+    page = visit("notebooks/13_which_rung.html")
+    assert page.locator(".bd-links .part[open] .caption").all_inner_texts() == ["II. The ladder"]
+    page.locator(".bd-links .part > summary", has_text="Tools").click()
+    assert page.locator(".bd-links a", has_text="Will it fit").is_visible()
+    closed = visit("index.html").locator(".bd-links .part:not([open])")
+    assert closed.count() == 0
+
+
 def test_an_exercise_that_is_done_stays_marked_and_is_counted(visit):
     name = "notebooks/09_rung_4_distributed.html"
     page = visit(name)

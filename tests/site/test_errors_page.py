@@ -572,6 +572,18 @@ def test_a_log_is_neither_sent_nor_kept_and_is_in_no_link(page):
     assert page.locator(".match").count() == 0
 
 
+def test_back_from_an_entry_brings_the_log_and_its_answer(page):
+    opened = page.url
+    page.locator("#log").fill(LOG)
+    page.locator(".match h2 a").first.click()
+    page.wait_for_url("**/notebooks/**")
+    page.go_back()
+    page.wait_for_selector(".match")
+    assert page.locator("#log").input_value() == LOG
+    page.goto(opened)
+    assert page.locator("#log").input_value() == ""
+
+
 def test_answers_are_legible_in_both_themes_and_fit_a_phone(page, axe):
     page.locator("#log").fill(LOG.replace('"module', '"module' + "." * 400 + "x" * 400))
     page.wait_for_selector(".match")
