@@ -41,7 +41,7 @@ def test_the_workflow_is_one_of_githubs_and_runs_the_commands_of_the_page(tmp_pa
     steps = yaml.safe_load(text)["jobs"]["two-gpus"]["steps"]
     [console] = blocks("console")
     _make_the_wheel, *there = re.findall(r"\$ (.+)", console)
-    assert [step["run"] for step in steps[2:]] == there
+    assert [step["run"] for step in steps[3:]] == there
 
 
 def test_the_table_is_that_of_the_module():
