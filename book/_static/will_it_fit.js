@@ -178,8 +178,7 @@
       if (chosen.has(dataset.name)) putAll(sets(dataset.name, chosen.get(dataset.name)));
     putAll(known);
     gpusChosen = chosen.has("gpus");
-    const unknown = link.filter((setting) => !isKnown(setting)).map((setting) => setting.join("="));
-    const settings = unknown.join(", ").slice(0, 80);
+    const settings = link.filter((setting) => !isKnown(setting)).map((setting) => setting.join("=")).join(", ").slice(0, 80);
     message.textContent = settings && phrase("unknown", { settings });
     update();
   }
@@ -312,11 +311,9 @@
   const styled = (tag, style, words = "") => Object.assign(make(tag, "", words), { style });
 
   function drawBars(figure, columns, table, have) {
-    const names = all("thead th", table).slice(1);
     const most = 1.02 * Math.max(have, ...columns.map((memory) => memory.total));
     const percent = (bytes) => `${(100 * bytes) / most}%`;
     figure.style = `--have: ${percent(have)}`;
-    const limit = make("div", "bars-limit", phrase("limit", { have: inBytes(have) }));
     const bars = columns.map((memory, column) => {
       const kind = verdict(memory, have);
       const [track, said] = [make("div", "bar-track"), make("span", "", phrase(`${kind}-bar`, amounts(memory)))];
@@ -326,10 +323,10 @@
       for (const [part, size] of Object.entries({ ...memory, step }))
         if (PARTS.includes(part) && size > 0)
           track.append(styled("i", `width: ${percent(size)}; ${colour(part)}`));
-      return make("div", "bar", names[column].textContent, said, track);
+      return make("div", "bar", all("thead th", table)[column + 1].textContent, said, track);
     });
     const legend = PARTS.map((part, row) => styled("span", colour(part), table.tBodies[0].rows[row].cells[0].textContent));
-    figure.replaceChildren(limit, ...bars, make("div", "bars-legend", ...legend));
+    figure.replaceChildren(make("div", "bars-limit", phrase("limit", { have: inBytes(have) })), ...bars, make("div", "bars-legend", ...legend));
   }
 
   function showMemory(table, says, figure) {
@@ -449,14 +446,13 @@
 
   function showServing(table, says) {
     if (text("kind") !== "transformer") throw new Wrong(phrase("only-transformers"));
-    const options = { memory: number("memory") * 1e9, bandwidth: number("reads") * 1e9, tokens: number("context") };
-    options.cache_bytes = number("cache_bits") / 8;
+    const [memory, bandwidth, tokens] = [number("memory") * 1e9, number("reads") * 1e9, number("context")];
     const answers = [16, 8, 4].map((bits, row) => {
-      const found = estimating.serving(transformer("bf16"), { ...options, bits });
+      const found = estimating.serving(transformer("bf16"), { memory, bandwidth, tokens, bits, cache_bytes: number("cache_bits") / 8 });
       const { weights, requests, one, all } = found;
       const words = { weights: inBytes(weights), count: fixed(requests), one: rough(one), all: rough(all) };
       Object.values(words).forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word));
-      return { ...found, ...words, cache: inBytes(found.cache), have: inBytes(options.memory) };
+      return { ...found, ...words, cache: inBytes(found.cache), have: inBytes(memory) };
     });
     const chosen = answers[fields.get("weight_bits")[0].selectedIndex];
     says.textContent = phrase(chosen.requests ? "serves" : "serves-not", chosen);
@@ -470,8 +466,7 @@
   function update() {
     showFields();
     for (const [name, show] of [["memory", showMemory], ["speed", showSpeed], ["serving", showServing]]) {
-      const [table, says] = [one(`.${name}-table table`), one(`.${name}-says p`)];
-      const figure = one(`.${name}-figure`);
+      const [table, says, figure] = ["table table", "says p", "figure"].map((part) => one(`.${name}-${part}`));
       try {
         show(table, says, figure);
       } catch (error) {
