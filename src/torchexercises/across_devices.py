@@ -1,4 +1,4 @@
-"""The hidden cases of the exercises on tensors and devices: chapter 04."""
+"""The hidden cases of the exercises on devices and the tensors on them: chapters 03 and 04."""
 
 import copy
 
@@ -9,6 +9,25 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchclinic.where import where_is
 from torchexercises import Wrong, case, exercise, expect, unchanged
 from torchladder.devices import two_gpus
+
+
+@exercise("03", 10, hint="Take one index after the other. When do you stop, when give up?")
+def visible_gpus(visible_gpus) -> None:
+    for value, gpus, right, mistakes in (
+        ("0,1", 2, [0, 1], {}), ("3", 4, [3], {}),
+        ("2,0", 4, [2, 0], {"is sorted: the order of the list counts": [0, 2]}),
+        (None, 3, [0, 1, 2], {"is that of an empty list: not set hides none": []}),
+        ("", 2, [], {"is that of no list: an empty one hides all": [0, 1]}), ("-1", 2, [], {}),
+        ("0,-1,1", 2, [0], {"goes on after the negative index": [0, 1]}),
+        ("0,7,1", 2, [0], {"goes on after an index that is not there": [0, 1]}),
+        ("0,2,1", 2, [0], {"has GPU 2 of two, counted from 0": [0, 2, 1]}),
+        ("1,1", 2, [], {"has the GPU that is there twice": [1]}), ("0,2,0", 3, [], {}),
+        ("10,2", 12, [10, 2], {}),
+        ("0,-1,0", 2, [0], {"is that of an index twice, but the list ended before": []}),
+    ):  # fmt: skip
+        expect(
+            f"for {value!r} and {gpus} GPUs, the list", visible_gpus(value, gpus), right, mistakes
+        )
 
 
 @exercise("04", 10, hint="Chapter 04's table: what moves with .to and is not saved?")

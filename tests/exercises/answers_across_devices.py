@@ -4,6 +4,52 @@ import torch
 from torch import nn
 
 
+class visible_gpus:
+    def all_that_are_there(value, gpus):
+        """goes on after the negative index"""
+        if value is None:
+            return list(range(gpus))
+        found = [int(index) for index in value.split(",") if index]
+        return [index for index in found if 0 <= index < gpus]
+
+    def in_order(value, gpus):
+        """is sorted: the order of the list counts"""
+        return sorted(int(index) for index in value.split(","))
+
+    def once(value, gpus):
+        """has the GPU that is there twice"""
+        found = []
+        for index in range(gpus) if value is None else map(int, filter(None, value.split(","))):
+            if not 0 <= index < gpus:
+                break
+            if index not in found:
+                found.append(index)
+        return found
+
+    def twice_anywhere(value, gpus):
+        """is that of an index twice, but the list ended before"""
+        found = list(range(gpus)) if value is None else [int(i) for i in value.split(",") if i]
+        if len(set(found)) < len(found):
+            return []
+        end = next((i for i, index in enumerate(found) if not 0 <= index < gpus), len(found))
+        return found[:end]
+
+    def not_set_is_empty(value, gpus):
+        """is that of an empty list: not set hides none"""
+        return [int(index) for index in (value or "").split(",") if index]
+
+    def one_by_one(value, gpus):
+        """right"""
+        found = []
+        for index in value.split(",") if value else range(gpus if value is None else 0):
+            if int(index) in found:
+                return []
+            if not 0 <= int(index) < gpus:
+                return found
+            found.append(int(index))
+        return found
+
+
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
