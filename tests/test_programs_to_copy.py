@@ -54,6 +54,16 @@ def test_a_chapters_first_program_trains_and_saves_a_model_of_yours(
         assert "step 300: loss" in within(550, *TORCHRUN, "lora.py", cwd=tmp_path)
 
 
+def test_a_nan_ends_chapter_05s_program_before_it_saves(tmp_path):
+    chapter = json.loads((ROOT / "notebooks/05_rung_1_cpu.ipynb").read_text(encoding="utf-8"))
+    sources = ["".join(cell["source"]) for cell in chapter["cells"]]
+    [text] = [source for source in sources if "folder = tempfile" in source]
+    text = text.replace("tempfile.mkdtemp()", repr(str(tmp_path)))
+    with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
+        exec(text.replace("\nmodel = ", "\ninputs[6, 0] = math.nan\nmodel = ", 1), {})
+    assert not list(tmp_path.iterdir())
+
+
 # --- in several sessions ------------------------------------------------------------------------
 
 PAGE = "book/several_sessions.md"
@@ -135,7 +145,7 @@ def test_a_second_session_goes_on_where_a_killed_one_stopped_with_its_own_file(t
     said, second = session("second", tmp_path, RECIPE)
     assert said.splitlines()[0] == "flowers-1: begins with epoch 2 of 3"
     ended, one = (torch.load(file, map_location="cpu") for file in (second, whole))
-    assert ended.pop("classes") == one.pop("classes") == ["rose", "tulip"]
+    assert ended.pop("data") == one.pop("data") == (["rose", "tulip"], 42)
     torch.testing.assert_close(ended, one, rtol=0, atol=0)
     assert ended["scaler"]["scale"] > 1  # fp16, as on a T4
     assert sorted((tmp_path / "input").rglob("*")) == before
