@@ -1,10 +1,10 @@
-"""The three models have the sizes and the properties that the book says they have."""
+"""The models have the sizes and the properties that the book says they have."""
 
 import pytest
 import torch
 from torch import nn
 
-from torchladder.models import MLP, LeNet, LinearConvNet, count_parameters
+from torchladder.models import GPT2, MLP, LeNet, LinearConvNet, count_parameters
 
 
 def test_models_take_both_image_sizes_and_refuse_others():
@@ -33,3 +33,26 @@ def test_without_its_pooling_the_linear_net_is_one_affine_map():
     zero = features(torch.zeros_like(x))
     combined = features(2 * x - 3 * y) - zero
     assert torch.allclose(combined, 2 * (features(x) - zero) - 3 * (features(y) - zero), atol=1e-12)
+
+
+def test_gpt_2_has_its_size_and_saving_memory_changes_neither_loss_nor_gradients():
+    with torch.device("meta"):
+        assert count_parameters(GPT2()) == 124_439_808
+    torch.manual_seed(0)
+    model = GPT2(layers=2, hidden=32, heads=4, sequence=8, vocabulary=50)
+    rows, found = torch.randint(50, (3, 9)), []
+    for how in ({}, {"again": True}, {"parts": 5}, {"again": True, "parts": 2}):
+        model.zero_grad()
+        loss = model(rows, **how)
+        loss.backward()
+        gradients = [p.grad.flatten() for p in model.parameters()]
+        found.append(torch.cat([loss.detach().flatten(), *gradients]))
+        assert torch.allclose(found[-1], found[0], rtol=0, atol=1e-6)
+    logits = []
+    model.loss = lambda x, targets: logits.append(x) or x.sum()  # a token sees none after it
+    model(rows)
+    rows[:, 5] += 1
+    model(rows % 50)
+    before, after = (x.view(3, 8, 32) for x in logits)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert not torch.equal(before[:, 5:], after[:, 5:])

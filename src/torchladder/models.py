@@ -1,7 +1,8 @@
-"""The book's three models, from 7,946 parameters to 0.80 billion."""
+"""The book's models: three for images, and GPT-2."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class MLP(nn.Module):
@@ -90,6 +91,65 @@ class LinearConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
+
+
+class GPT2Block(nn.Module):
+    """Attention, then an MLP; each is added to its input."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        up, down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.mlp = nn.Sequential(up, nn.GELU("tanh"), down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(self.norm_1(x)).unflatten(2, (3, self.heads, -1))
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT2(nn.Module):
+    """GPT-2 without dropout; by default the small one, of 124 million parameters."""
+
+    def __init__(
+        self,
+        layers: int = 12,
+        hidden: int = 768,
+        heads: int = 12,
+        sequence: int = 1024,
+        vocabulary: int = 50_257,
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, hidden)
+        self.places = nn.Embedding(sequence, hidden)
+        self.blocks = nn.ModuleList(GPT2Block(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden)
+        nn.init.normal_(self.words.weight, std=0.02)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = (x @ self.words.weight.T).float()
+        return F.cross_entropy(logits, targets, reduction="sum")
+
+    def forward(self, rows: Tensor, again: bool = False, parts: int = 1) -> Tensor:
+        """The mean loss when each token of `rows` is predicted from those before it.
+
+        `again` computes the activations of each block twice, `parts` divides the loss.
+        """
+        tokens, targets = rows[:, :-1], rows[:, 1:].flatten()
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        x = self.norm(x).flatten(0, 1)
+        if parts == 1:
+            return self.loss(x, targets) / len(targets)
+        total = x.new_zeros(())
+        for some, theirs in zip(x.chunk(parts), targets.chunk(parts), strict=True):
+            total = total + checkpoint(self.loss, some, theirs, use_reentrant=False)
+        return total / len(targets)
 
 
 def count_parameters(model: nn.Module) -> int:
