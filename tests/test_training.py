@@ -49,6 +49,23 @@ def test_the_seed_alone_decides_order_and_dropout_bit_for_bit(data):
     assert not torch.equal(one, trained(data, seed=1)[0])
 
 
+def test_it_is_chapter_05s_loop_bit_for_bit(data):
+    model, mine = new_model(), new_model()
+    batches = dataloader(data)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, 2 * len(batches))
+    for epoch in range(2):
+        batches.sampler.set_epoch(epoch)
+        for images, labels in batches:
+            loss = F.cross_entropy(mine(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    train(model, data, epochs=2)
+    assert all(map(torch.equal, mine.parameters(), model.parameters()))
+
+
 def test_metrics_are_averaged_by_image_not_by_batch(data):
     model = new_model()
     metrics = evaluate(model, dataloader(data, "test", batch_size=300))  # of 300 and of 200
