@@ -169,9 +169,10 @@
   async function showNearest(said, nothing, text) {
     const { hits, decides } = await nearestHits(said).catch(() => ({}));
     if (text !== answered) return;
-    const isNear = hits?.hasChildNodes();
-    const cases = !isNear && decides?.[0] && !clinic.fails(text) && casesOf(...decides);
-    if (hits) found.prepend(isNear ? hits : cases || make("p", "", phrase("far")));
+    const [isNear, isMessage] = [hits?.hasChildNodes(), clinic.fails(text)];
+    const cases = !isNear && !isMessage && decides?.[0] && casesOf(...decides);
+    if (isNear) found.prepend(hits);
+    else if (hits && !isMessage) found.prepend(cases || make("p", "", phrase("far")));
     says.textContent ||= isNear ? phrase("near") : cases ? phrase("decides") : nothing;
   }
 

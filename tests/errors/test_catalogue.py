@@ -206,7 +206,6 @@ NO_ENTRY = {
     "rank 1 of 2 failed with ValueError: image 4711 is not an ima",
     "both.pt: several state dicts in it ('student', 'teacher'). C",
     "step_00000020.pt is of another run: epochs was 2, now 3. Go ",
-    "No module named 'nets'",  # of any import: its traceback says that a file names the module
 }
 
 

@@ -254,7 +254,7 @@ def test_a_few_words_that_no_entry_has_lead_to_the_search(page, visit):
 
 SAID = [
     "loss grows when I accumulate", "显存慢慢增加", "it hangs\nwhen only rank 0 validates\n",
-    "the model file\nhas 138 kB after ZeRO-3", "RuntimeError: my own words",
+    "the model file\nhas 138 kB after ZeRO-3", "RuntimeError: the ranks hang in the validation",
 ]  # fmt: skip
 
 
