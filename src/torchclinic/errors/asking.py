@@ -199,9 +199,8 @@ def _scores(question: str) -> dict[str, tuple[float, float, float]]:
         told = sum(weights[word] for word in text if word in weights and word not in pooled)
         more = POOLED * sum(weights[word] for word in sorted(pooled)) + TOLD * told
         if alike or told:
-            score = alike + more / (whole or sum(weights.values()))
-            numbers = (score * weight_of(address), alike, counts)
-            scores[address] = tuple(round(number, 9) for number in numbers)
+            score = (alike + more / (whole or sum(weights.values()))) * weight_of(address)
+            scores[address] = (round(score, 9), round(alike, 9), round(counts, 9))
     return scores
 
 
