@@ -256,6 +256,18 @@ def test_what_is_not_with_the_first_models_parameters_is_odd_however_large_it_is
     assert "not on meta:\n  weight is on cpu\n  input 0 is on cpu\n" in repr(placement)
 
 
+def test_a_parameter_that_is_lazy_or_sparse_says_where_it_is():
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3, device="meta"))
+    placement = where_is(lazy)
+    assert list(placement.devices) == [META, CPU]
+    assert placement.odd == {"0.weight": CPU, "0.bias": CPU}
+    assert list(where_is(nn.LazyLinear(3), meta(9)).devices) == [CPU, META]
+    kinds = [held.kind for held in held_tensors(most=9, like="of no shape yet")]
+    assert kinds == ["float32 of no shape yet on cpu"]
+    sparse = nn.ParameterList([torch.eye(4).to_sparse()])
+    assert repr(where_is(sparse)) == "all 1 tensors on cpu (80 B)"
+
+
 def test_inputs_of_any_shape_are_looked_into():
     batch = {"image": torch.zeros(2), "boxes": [torch.zeros(1), (meta(1),)]}
     placement = where_is(torch.zeros(3), batch)

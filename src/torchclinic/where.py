@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
@@ -75,6 +76,12 @@ def _items(value: object) -> list[tuple[str, object]]:
     return []
 
 
+def _bytes(tensor: Tensor) -> int:
+    sparse = tensor.layout is torch.sparse_coo
+    parts = [tensor._indices(), tensor._values()] if sparse else [tensor]
+    return sum(part.nbytes for part in parts)
+
+
 class Placement:
     """Which tensor is on which device; see `where_is`.
 
@@ -94,9 +101,7 @@ class Placement:
         self._bytes, self._counters = Counter(), []
         for name, tensor in tensors:
             names.setdefault(tensor.device, []).append(name)
-            sparse = tensor.layout is torch.sparse_coo
-            parts = [tensor._indices(), tensor._values()] if sparse else [tensor]
-            self._bytes[tensor.device] += sum(part.nbytes for part in parts)
+            self._bytes[tensor.device] += _bytes(tensor)
             if COUNTER.search(name) and tensor.device.type == "cpu":
                 self._counters.append(name)
         ordered = sorted(self._bytes, key=lambda device: (device != home, -self._bytes[device]))
@@ -146,7 +151,7 @@ def where_is(*things: object) -> Placement:
     for thing in things:
         if isinstance(thing, nn.Module) and not held:
             for weight in thing.parameters():
-                held[weight.device] += weight.numel() * weight.element_size()
+                held[weight.device] += _bytes(weight)
     return Placement(_named_tensors(*things), max(held, key=held.__getitem__, default=None))
 
 
@@ -346,14 +351,15 @@ def held_tensors(most: int = 10, like: str = "") -> list[Held]:
 
 def _kind(tensor: Tensor) -> str:
     dtype, graph = str(tensor.dtype).removeprefix("torch."), tensor.grad_fn
-    text = f"{dtype} {list(tensor.shape)} on {tensor.device}"
+    shape = "of no shape yet" if is_lazy(tensor) else list(tensor.shape)
+    text = f"{dtype} {shape} on {tensor.device}"
     return f"{text} with a graph of {graph.name()}" if graph else text
 
 
 def _memory(tensors: list[Tensor]) -> int:
     storages = {}
     for tensor in tensors:
-        with suppress(NotImplementedError, RuntimeError):  # sparse ones, or subclasses, have none
+        with suppress(RuntimeError, ValueError):  # sparse, lazy ones, or subclasses, have none
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     storages.pop(0, None)  # on meta
