@@ -106,6 +106,8 @@ def memory_per_gpu(
 
     Parameters
     ----------
+    parameters : float
+        How many numbers the model has.
     rung : {"cpu", "gpu", "dp", "ddp", "zero2", "fsdp", "hsdp"}
         "zero2": DeepSpeed's stage 2, or ``fully_shard`` with ``reshard_after_forward=False``.
     precision : {"fp32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-master"}
@@ -114,7 +116,9 @@ def memory_per_gpu(
         "muon": ``torch.optim.Muon`` for the blocks, and Adam for the `root`.
     activation_bytes, least_bytes : float
         What one sample needs where the backward pass begins: mostly what is saved for it; and the
-        least of it, for `Memory.at_least`. A GPU has a `batch` of samples.
+        least of it, for `Memory.at_least`.
+    batch : float
+        Samples on each GPU.
     largest_block : float, optional
         FSDP: parameters of the largest part that is gathered at a time, all of them by default.
     root : float
@@ -440,6 +444,10 @@ def speed_up(
         See `all_reduce_seconds`. Of the link between the GPUs of a machine.
     scaling : {"weak", "strong"}
         Weak scaling keeps the batch of each rank, strong scaling that of all ranks together.
+    rung : {"ddp", "fsdp", "hsdp"}
+        Which of them exchanges.
+    machines : int
+        That the GPUs are in, as many in each.
     network : (float, float)
         Latency, and the bandwidth of a machine's cards together. A ring through several machines
         is as slow as its slowest link. HSDP's stays in a machine, which then adds up `gradients`.
