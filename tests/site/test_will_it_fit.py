@@ -145,10 +145,41 @@ def test_the_script_answers_as_the_package_does(page):
     assert page.evaluate("estimating.PRECISIONS") == precisions
 
 
-def test_a_formula_that_cannot_be_translated_ends_the_build():
-    for line in ("total = sum(each for each in parts)", "assert total", "total = {}"):
-        with pytest.raises(KeyError, match="ast"):
-            formulas.js(ast.parse(line).body[0])
+FORMULA = """def total(parts, *, more=1):
+    _check(more=(more, unknown))
+    if more > 9:
+        raise ValueError(unknown)
+    found = max(*parts, more)
+    {}
+    return found"""
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    {
+        "found = [each for each in parts]": "ast",
+        "assert found": "ast",
+        "found = {}": "ast",
+        "found = round(more)": "round",
+        "found = abs(more)": "abs",
+        "found += unknown": "unknown",
+        "found = Memory(more)": "ast",
+        "found = step_seconds(exchange=more, computing=2)": "ast",
+        "found = Memory(**more)": "ast|None",
+        "parts.append(found)": "ast",
+        "found = parts.copy()": "ast",
+        "all_reduce_seconds(found)": "ast",
+        "if found > 9: raise ValueError\n    else: found = 3": "ast",
+        "def found(more=3): return more": "ast",
+        "def found(*more): return 3": "ast",
+    }.items(),
+)
+def test_a_formula_that_cannot_be_translated_ends_the_build(line, named):
+    said = formulas.js(ast.parse(FORMULA.format('"""Words."""')).body[0])
+    assert "found = Math.max(...parts, more);" in said
+    assert "unknown" not in said
+    with pytest.raises(KeyError, match=named):
+        formulas.js(ast.parse(FORMULA.format(line)).body[0])
 
 
 def test_the_tables_are_what_the_script_shows(page, site):
