@@ -87,8 +87,10 @@ def name_folds_and_options(app, page, template, context, doctree):
         body = re.sub(shows, r"\1Hide \2", body)
         body = re.sub(r"(?<=: \d\d) (?=min\b)", "&nbsp;", body)
         if re.match(r"notebooks/\d", page):  # what only a notebook needs is not copied, as a prompt
-            magic = r'<pre><span></span><span class="o">(!|%%writefile)</span>( [^\n]*\n|)'
-            body = re.sub(magic, r'<pre><span class="gp">\1\2</span>', body)
+            magic = (
+                r'<pre><span></span><span class="o">(?:(!)</span>|(%%writefile)</span>( [^\n]*\n))'
+            )
+            body = re.sub(magic, r'<pre><span class="gp">\1\2\3</span>', body)
         # A line of text ends before ``--standalone``, not after its hyphens.
         option = r'<span class="pre">(?=-[\w=-]{1,24}</span>)'
         context["body"] = re.sub(option, '<span class="pre option">', body)
