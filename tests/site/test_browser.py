@@ -144,7 +144,7 @@ def test_columns_keep_their_shape_on_a_phone_and_show_that_they_scroll_and_sente
 def test_what_is_copied_lacks_prompts_and_what_only_a_notebook_needs(visit):
     ddp, both = "notebooks/09_rung_4_distributed.html", "notebooks/both_gpus.html"
     for name, holds, begins in (
-        ("index.html", "gpt.py", "python -c"),
+        ("index.html", "python gpt.py", "python gpt.py --data tokens.npy"),
         (ddp, "%%writefile train_ddp", "import os\n"),
         (ddp, "!torchrun", "torchrun --standalone"),
         (both, "%%writefile train", "%%writefile train.py\n"),
