@@ -9,7 +9,6 @@
   const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
   const COLUMNS = { one: 0, ddp: 1, fsdp: 3, hsdp: 4 }; // of the table of memory, whose third is ZeRO-2
   const RUNGS = ["ddp", "fsdp", "hsdp"];
-  const MOST_GPUS = 512;
   const OFFLOADED = "held=blocks";
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
@@ -72,7 +71,9 @@
     if (!field.value.trim()) return phrase("empty");
     if (Number.isNaN(value)) return phrase("no-number");
     if (value < from || value > to) return phrase("limits", field.dataset);
-    return field.dataset.whole && !Number.isInteger(value) ? phrase("not-whole") : "";
+    if (field.dataset.whole && !Number.isInteger(value)) return phrase("not-whole");
+    const [gpus] = fields.get("gpus");
+    return field.dataset.name === "cp" && !complaint(gpus) && parse(gpus.value) % value ? phrase("shared") : "";
   }
 
   function number(name) {
@@ -91,7 +92,7 @@
 
   /** What a transformer's sizes say about its parameters and its blocks. */
   function counted() {
-    const known = [...SIZES, ...USUAL, "cp"].every((size) => !complaint(fields.get(size)[0]));
+    const known = [...SIZES, ...USUAL].every((size) => !complaint(fields.get(size)[0]));
     if (text("kind") !== "transformer" || !known) return {};
     const { parameters: params, largest_block: block } = transformer(text("precision"));
     return { params, block };
@@ -101,7 +102,6 @@
   function doubt(name) {
     const sizes = counted();
     if (name === "chosen" && parse(text(name)) > parse(text("experts"))) return phrase("chosen");
-    if (name === "cp" && parse(text("gpus")) % parse(text(name))) return phrase("shared");
     if (name === "heads" && sizes.params && !number("head_size") && number("hidden") % parse(text(name))) return phrase("heads");
     // No model is quite its formula.
     return Math.abs(parse(text(name)) / sizes[name] - 1) > 0.1 ? phrase("sizes", { value: write(sizes[name]) }) : "";
@@ -193,7 +193,6 @@
     const sizes = Object.fromEntries(given.filter(([name, value]) => value || SIZES.includes(name)));
     if (are("architecture=gpt")) MIXED.forEach((name) => delete sizes[name]);
     else sizes.chosen = Math.min(sizes.chosen, sizes.experts);
-    sizes.sequence /= sharing();
     const how = { fused_attention: are("attention=fused"), fused_norms: are("norms=fused"), loss: text("loss") };
     how.checkpointing = { off: false, on: true }[text("checkpointing")] ?? text("checkpointing");
     const built = { block: text("architecture"), tied: text("tied") === "yes", frozen: text("train") === "lora" };
@@ -201,10 +200,10 @@
   }
 
   /** What a sample saves; and the parameters outside the blocks and of the largest tensor, if we know them. */
-  function oneSample(precision, more) {
+  function oneSample(precision, share = sharing()) {
     const part = estimating.PRECISIONS[precision].activation / 4; // of what float32 takes
     if (text("kind") === "counted") return { activation_bytes: number("saved") * 1e6 * part, root: 0 };
-    const { activation_bytes, least_bytes, root, largest } = transformer(precision, more);
+    const { activation_bytes, least_bytes, root, largest } = transformer(precision, { sequence: number("sequence") / share });
     return { activation_bytes, least_bytes, root, largest };
   }
 
@@ -225,7 +224,7 @@
     const options = { largest: largest_block, ...oneSample(precision), ...how, ...step, lora: null, ...adapters() };
     // FSDP's MixedPrecisionPolicy casts what is passed from layer to layer; autocast does not.
     const sharded = { rung: "fsdp", ...oneSample(precision.replace("-mixed", "")) };
-    const whole = oneSample(precision, { sequence: number("sequence") }); // one GPU shares with none
+    const whole = oneSample(precision, 1); // one GPU shares with none
     return (gpus) => [
       whole, { rung: "ddp", gpus }, { ...sharded, rung: "zero2", gpus }, { ...sharded, gpus }, { ...sharded, rung: "hsdp", gpus, machines: machines(gpus) },
     ].map((rung) => estimating.memory_per_gpu(parameters, { ...options, ...rung }));
@@ -251,10 +250,22 @@
     const gaps = { rung: phrase(name, { gpus }), have: inBytes(have), ...amounts(memory) };
     const sentence = phrase(kind, gaps);
     if (kind === "fits") return [kind, sentence, untested(gpus)];
-    let enough = Math.max(2, gpus);
-    while (enough <= MOST_GPUS && verdict(on(enough)[COLUMNS.fsdp], have) !== "fits") enough += 1;
-    const more = phrase(enough > MOST_GPUS ? "never" : "enough", { ...gaps, gpus: enough });
+    const [end, count] = enough(on, gpus, have);
+    const more = phrase(end, { ...gaps, gpus: fixed(count) });
     return [kind, sentence, ...cures(gpus, have, kind), more, phrase("host"), untested(gpus)];
+  }
+
+  /** From how many GPUs on FSDP fits, more than these; or that it never does, up to how many. */
+  function enough(on, gpus, have) {
+    const fits = (count) => verdict(on(count)[COLUMNS.fsdp], have) === "fits";
+    const [step, most] = [sharing(), parse(fields.get("gpus")[0].dataset.to)];
+    let [less, more] = [gpus, most - (most % step)];
+    if (!fits(more)) return ["never", more];
+    while (more - less > step) {
+      const middle = less + step * Math.floor((more - less) / step / 2);
+      [less, more] = fits(middle) ? [less, middle] : [middle, more];
+    }
+    return ["enough", more];
   }
 
   /** What of the settings was not measured with. */
@@ -366,7 +377,7 @@
   /** FLOPs to train on a sample, or of a GPU's share of it. */
   function work(more) {
     if (text("kind") === "counted") return number("flops") * 1e9;
-    const { flops, parameters } = transformer(text("precision"), { sequence: number("sequence"), ...more });
+    const { flops, parameters } = transformer(text("precision"), more);
     return (flops * number("params")) / parameters / sharing(); // it may have more than the sizes give
   }
 
@@ -407,7 +418,8 @@
       percent: fixed((100 * gain(n, rung)) / n), one: phrase(verdict(on(n)[0], have) === "not" ? "one-not" : "one-fits"),
       ms: rough((1e3 * seconds * accumulation * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
     });
-    const counts = [...new Set([2, 4, 8, 16, 32, 64, Math.max(2, gpus)])].sort((a, b) => a - b);
+    const usual = [2, 4, 8, 16, 32, 64].filter((n) => n % sharing() === 0);
+    const counts = [...new Set([...usual, Math.max(2, gpus)])].sort((a, b) => a - b);
     table.tBodies[0].replaceChildren(...counts.map((n) => {
       const words = RUNGS.flatMap((rung) => [phrase(`${kind(n, rung)}-cell`, gaps(n, rung)), gaps(n, rung).gain]);
       return make("tr", n === gpus && "chosen", ...[n, ...words].map((word) => make("td", "text-right", word)));

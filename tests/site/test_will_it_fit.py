@@ -22,6 +22,7 @@ FOUR_T4S = "model=gpt2-xl&gpu=t4&gpus=4"  # the case that the tests change
 PUBLISHED = json.loads(Path(__file__).with_name("estimates.json").read_text())
 # The page's settings that somebody has run, or that ran out of memory, and where that is told.
 REPORTS = json.loads(Path(__file__).with_name("reports.json").read_text())
+HUGE = "model=own&kind=counted&params=3.5T&block=1B&gpu=h100-80&saved=10"
 BY_HAND = (
     "model=gpt2&tied=no&params=163M&gpu=rtx3090&gpus=1&checkpointing=off&attention=table&batch=7"
 )
@@ -223,13 +224,20 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     most = [will_it_fit.on_the_gpu(total * 1e9)[1] / 1e9 for total in totals]
     assert most[1] <= 25.4 < most[0]
     for link, words in {
-        "model=llama-8b&gpu=rtx4090&gpus=1": "More GPUs hardly help",
+        "model=llama-8b&gpu=rtx4090&gpus=1": "FSDP fits from 727 GPUs on",
         "model=70b&gpu=h100-80&gpus=8&batch=2": "FSDP fits from 9",
-        "model=70b&gpu=t4&batch=64": "More GPUs hardly help",
+        "model=70b&gpu=t4&batch=64": "FSDP does not fit on 4,096 GPUs either",
         BY_HAND: "FSDP fits from 2 GPUs on",
     }.items():
         follow(page, link, case="")
         assert words in page.locator(".memory-more").inner_text(), link
+    follow(page, f"{HUGE}&gpus=700", case="")
+    said = page.locator(".memory-more").inner_text()
+    enough = int(re.search(r"FSDP fits from ([\d,]+) GPUs on", said)[1].replace(",", ""))
+    assert 1000 < enough < 4000
+    for gpus, verdict in ((enough - 1, "close"), (enough, "fits")):
+        follow(page, f"{HUGE}&gpus={gpus}", case="")
+        assert page.locator(".memory-says p").get_attribute("data-verdict") == verdict
 
 
 def test_what_does_not_fit_offers_the_changes_with_which_it_may_and_makes_them(page):
@@ -332,6 +340,28 @@ def test_a_sequence_that_gpus_share_costs_each_its_share_and_one_gpu_all_of_it(p
     assert fsdp[8] == column(page, 5)[3] != fsdp[2] != fsdp[1]
     follow(page, "model=gpt2&gpu=h100-80&gpus=8&cp=8", case="")  # not this model
     assert not page.locator("#fit-cp").is_visible()
+
+
+def test_gpus_that_share_a_sample_divide_all_numbers_of_gpus(page):
+    rows = page.locator(".speed-table tbody tr td:first-child")
+    follow(page, "model=llama-8b&gpu=l40s&gpus=8&sequence=65536&cp=8", case="")
+    assert "FSDP fits from 16 GPUs on" in page.locator(".memory-more").inner_text()
+    assert rows.all_inner_texts() == ["8", "16", "32", "64"]
+    follow(page, "model=llama-8b&gpu=l40s&gpus=12&sequence=65536&cp=12&batch=99", case="")
+    assert "does not fit on 4,092 GPUs" in page.locator(".memory-more").inner_text()
+    assert rows.all_inner_texts() == ["12"]
+    for gpus, cp in ((1, 8), (8, 3), (8, 4096)):
+        follow(page, f"model=llama-8b&gpu=l40s&gpus={gpus}&sequence=65536&cp={cp}", case="")
+        assert page.locator("[data-error=cp]").inner_text() == "it does not divide the GPUs."
+        assert page.locator("#fit-cp").get_attribute("aria-invalid") == "true"
+        found = seen(page)
+        said = "No answer yet. GPUs that share a sample: it does not divide the GPUs."
+        assert found["answers"] == [said] * 2
+        assert set(found["numbers"]) == {"–"}
+    page.locator("#fit-layers").fill("16")  # the parameters are counted all the same
+    assert page.locator("#fit-params").input_value() == "4.54B"
+    page.locator("#fit-architecture").select_option("gpt")
+    assert "–" not in seen(page)["numbers"]
 
 
 def test_one_gpu_is_told_what_it_trains_on_itself(page):
@@ -542,7 +572,6 @@ def test_a_field_that_does_not_agree_with_another_says_so(page):
         ("model=70b", "params", ""),
         ("block=100M", "block", "give 30.7M"),
         ("heads=24", "heads", "does not divide the hidden size"),
-        ("model=llama-8b&gpus=8&cp=3", "cp", "does not divide the GPUs"),
     ]:
         follow(page, setting)
         note = page.locator(f"[data-error={field}]").last
