@@ -289,7 +289,15 @@
   if (pasted) window.name = "";
   const isBack = performance.getEntriesByType("navigation")[0].type === "back_forward";
   put(pasted || (isBack && sessionStorage.getItem("log")) || "");
-  sessionStorage.removeItem("log");
+  const forget = () => sessionStorage.removeItem("log");
+  forget();
+  addEventListener("pageshow", ({ persisted }) => persisted && forget()); // the page is back as it was
   if (pasted) addEventListener("load", () => says.scrollIntoView());
-  addEventListener("pagehide", () => answered.length < KEPT && sessionStorage.setItem("log", answered));
+  // Whoever follows a link of an answer comes back; other pages need not have the log.
+  found.addEventListener("click", ({ target, ctrlKey, metaKey, shiftKey }) => {
+    const link = target.closest("a[href]");
+    if (!link || link.pathname === location.pathname || ctrlKey || metaKey || shiftKey) return;
+    forget();
+    if (answered.length < KEPT) sessionStorage.setItem("log", answered);
+  });
 })();

@@ -584,6 +584,39 @@ def test_back_from_an_entry_brings_the_log_and_its_answer(page):
     assert page.locator("#log").input_value() == ""
 
 
+STORED = "JSON.stringify([{...localStorage}, {...sessionStorage}, history.state, window.name])"
+
+
+def test_a_log_stays_in_the_tab_only_for_who_follows_a_link_of_its_answer_until_back(visit):
+    page = visit(OPENED)
+    log = page.locator("#log")
+    log.fill(LOG)
+    page.wait_for_selector(".match")
+    page.goto(page.url.replace(OPENED, "index.html"))
+    assert "state_dict" not in page.evaluate(STORED)
+    page.go_back()
+    log.fill("")
+    log.fill(LOG)
+    page.wait_for_selector(".match")
+    page.locator(".match h2 a").first.click()
+    page.wait_for_url("**/notebooks/**")
+    assert "state_dict" in page.evaluate(STORED)
+    page.go_back()
+    page.wait_for_selector(".match")
+    assert log.input_value() == LOG
+    assert "state_dict" not in page.evaluate(STORED)
+
+
+def test_a_log_too_long_to_be_kept_leaves_no_older_one(visit):
+    page = visit(OPENED)
+    page.evaluate("sessionStorage.setItem('log', 'an older one')")
+    page.locator("#log").focus()
+    page.keyboard.insert_text(FILLER * 70_000 + LOG)
+    page.locator(".match h2 a").first.click()
+    page.wait_for_url("**/notebooks/**")
+    assert page.evaluate("sessionStorage.getItem('log')") is None
+
+
 def test_answers_are_legible_in_both_themes_and_fit_a_phone(page, axe):
     page.locator("#log").fill(LOG.replace('"module', '"module' + "." * 400 + "x" * 400))
     page.wait_for_selector(".match")
