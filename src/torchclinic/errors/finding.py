@@ -29,7 +29,10 @@ QUOTED += r"\n.{3,200}?(?:'|\*\*)(?:[:.,|]?[a-z]|[>-]{1,2}[^?]{1,200}$)"
 QUOTED += r"|(?:howtofix|whattodo(?:on|if|about))[^\n]*\n[^?]*$"  # nobody asks
 # What stands before an error of which somebody says that it is not theirs.
 DENIED = "(?:(?:is|was|it's|be|but|and|[,;.(]|^)not|(?:is|was)n't|without"
-DENIED += "|(?:get|got|see|is|was|with|but|and|[,;.(]|^)no|ratherthan|insteadof)"
+DENIED += (
+    "|(?:get|got|see|is|was|are|were|ha[sd]|have|gives?|shows?|with|but|and|then|[^a-z]|^|'s)no"
+)
+DENIED += "(?:more|such)?|(?:do|did|does)n't(?:get|see|have|give|show)|ratherthan|insteadof)"
 DENIED += "(?:dueto)?(?:an?|the|any)?$"
 HAS = "i(?:get|got|see|saw|have|had|keep|am)|say|gives|shows|throws|raises"
 NAMED = r"^\*'.{0,120}$|(?:[\w.]{0,99}(?:error|exception):)+$"  # or a list's item that quotes one
