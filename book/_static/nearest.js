@@ -30,7 +30,7 @@ function saidIn(text) {
 }
 
 const nearest = ({ documents, others, silent, denied, kinds }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, ALIKE = 0.5, LEAST = 1, AHEAD = 0.6, MUCH = 5, TELLS = 2, SURE = 0.6, BEHIND = 0.5;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, ALIKE = 0.5, LEAST = 1, AHEAD = 0.6, MUCH = 5, ENOUGH = 4, TELLS = 2, SURE = 0.6, BEHIND = 0.5;
 
   function words(text) {
     const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
@@ -77,10 +77,10 @@ const nearest = ({ documents, others, silent, denied, kinds }) => {
   }
 
   /** Whether the best is likely: its question is nearly this one, or no other comes close to it. */
-  function isSure([best, ...others]) {
+  function isSure([best, ...others], kind) {
     const second = others.find(({ address }) => !best.twins.includes(address)).score;
-    const ahead = !best.address.includes("/errors_") ? 0 : second ? best.score * (best.score / second) ** 2 : Infinity;
-    return best.alike >= ALIKE && best.counts >= LEAST || ahead >= AHEAD && ahead * best.counts >= MUCH;
+    const ahead = kind && !best.address.includes("/errors_") ? 0 : second ? best.score * (best.score / second) ** 2 : Infinity;
+    return best.alike >= ALIKE && best.counts >= LEAST || ahead >= AHEAD && ahead * best.counts >= (kind ? MUCH : ENOUGH);
   }
 
   /** The addresses of what answers a question best; none, if it is a guess. */
@@ -88,7 +88,7 @@ const nearest = ({ documents, others, silent, denied, kinds }) => {
     question = said(question);
     const ranked = scores(question), best = ranked[0].score;
     const isMessage = !question.trim().includes("\n") && /(?:Error|Exception|error): /.test(question);
-    if (!best || !isSure(ranked) || isMessage && best <= SURE) return [];
+    if (!best || !isSure(ranked, kindOf(question)) || isMessage && best <= SURE) return [];
     const near = [];
     for (const { address, score, twins } of ranked)
       if (score > BEHIND * best && !near.some((better) => twins.includes(better))) near.push(address);
@@ -97,13 +97,18 @@ const nearest = ({ documents, others, silent, denied, kinds }) => {
 
   const said = (question) => question.replace(new RegExp(denied, "gi"), " ");
 
-  /** The kind of symptom that a question is about, or "", and which of its cases comes first. */
-  function decides(question) {
+  function kindOf(question) {
     const late = (kind) => (kind !== "hangs") + (kind === "files");
     const named = words(question).map((word) => kinds.find(([, of]) => of.includes(word))?.[0]).filter(Boolean);
-    let kind = named.sort((a, b) => late(a) - late(b))[0] ?? "";
-    const [{ address, counts }] = scores(said(question));
-    const which = (name) => (counts < TELLS ? [] : kinds.find(([kind]) => kind === name)?.[2] ?? []).findIndex((to) => to.includes(address));
+    return named.sort((a, b) => late(a) - late(b))[0] ?? "";
+  }
+
+  /** The kind of symptom that a question is about, or "", and which of its cases comes first. */
+  function decides(question) {
+    question = said(question);
+    let kind = kindOf(question);
+    const [{ address, twins, counts }] = scores(question), best = [address, ...twins];
+    const which = (name) => (counts < TELLS ? [] : kinds.find(([kind]) => kind === name)?.[2] ?? []).findIndex((to) => best.some((address) => to.includes(address)));
     if (kind === "files" && which(kind) < 0) kind = kinds.find(([name]) => which(name) >= 0)?.[0] ?? kind;
     return [kind, Math.max(0, which(kind))];
   }

@@ -100,11 +100,13 @@ def test_a_log_leads_to_its_case():
     assert len(rows) >= 72
 
 
-def test_a_message_of_several_causes_is_not_that_of_the_data_where_weights_are_in_pieces():
-    error = "RuntimeError: Trying to resize storage that is not resizable"
-    assert [match.error.id for match in errors.find(error)] == ["stack-sizes"]
-    for said in ("I trained with FSDP", "use_fsdp: true", "deepspeed --num_gpus 2"):
-        assert errors.find(f"{error}\n\n{said}") == [], said
+def test_the_samples_of_a_batch_differ_also_where_a_log_names_a_way_to_split_a_model():
+    sizes = "RuntimeError: stack expects each tensor to be equal size, but got [3, 32] at entry 0"
+    resizes = "RuntimeError: Trying to resize storage that is not resizable"
+    for line in ("use_fsdp: false", "[INFO] deepspeed", "FSDP", "load_state_dict: 0 missing"):
+        for error in [sizes, resizes][: 1 if "load" in line else 2]:
+            (match,) = errors.find(f"{line}\n{error}\n\n{line}")
+            assert match.error.id == "stack-sizes", line
 
 
 def test_what_numbers_decide_is_a_case_of_an_entry():
@@ -313,15 +315,45 @@ def test_where_no_entry_is_likely_what_decides_is_asked(explain):
         told = json.loads(explain("--json", given=said.encode())[1])
         assert told.get("decides", "") == kind
         assert "nearest" not in told
+        if kind:
+            first = " ".join(telling._cases(*asking.decides(said))[1].split())
+            assert f"- {first}" in " ".join(out.split())
+            assert " ".join(told["deciding"]["cases"][0].split()) == first
+            assert told["deciding"]["read"] == entries.page("deciding")[kind]["read"]
     assert asking.decides("It loads the checkpoint, and the memory grows")[0] == "memory"
+    for said, kind in [
+        ("It is not a hang, the training is slow in Graz", "slow"),
+        ("This is not a memory leak. The accuracy is bad", "learning"),
+        ("no oom, the epoch is longer", "slow"),
+        ("what batch size should our lab take", ""),
+        ("Which map location is meant here", ""),
+        ("swap the two layers please", ""),
+    ]:
+        assert asking.decides(said)[0] == kind, said
+    assert "\n\n- The computer's, only with" in explain("each worker needs more memory")[1]
     error = "TypeError: 'momentum' is an invalid keyword argument for Unpickler()"
     printed = explain(given=f"{error}\n\nIt comes as I load a checkpoint\n".encode())[1]
     assert telling.DECIDES not in printed  # the message asks for itself
     assert f"Its error, in line 1: {error}" in " ".join(printed.split())
 
 
-def test_each_word_names_one_kind_of_symptom():
+def test_where_no_kind_of_symptom_is_said_a_section_that_is_ahead_answers():
+    port = "notebooks/09_rung_4_distributed#the-port-is-in-use"
+    assert asking.nearest("the port is already in use, an error")[0] == port
+
+
+def test_each_word_names_one_kind_of_symptom_and_each_kind_is_in_the_page_and_leads_to_a_section():
     kinds = entries.page("deciding")
+    page = (entries.NOTEBOOKS.parent / "book/errors.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"(?m)^```\{deciding\} (.*)", page)) == sorted(kinds)
+    for kind in kinds.values():
+        chapter, _, anchor = kind["read"].partition("#")
+        book = json.loads((entries.NOTEBOOKS / f"{chapter}.ipynb").read_text(encoding="utf-8"))
+        text = "\n".join(
+            "".join(c["source"]) for c in book["cells"] if c["cell_type"] == "markdown"
+        )
+        headings = re.findall(r"(?m)^#+ (.*)", text)
+        assert anchor in ["-".join(re.findall(r"[\w-]+", h.lower())) for h in headings], anchor
     named = [word for kind in kinds.values() for word in asking.words(kind["words"])]
     assert sorted(named) == sorted(set(named))
     for kind in kinds.values():

@@ -22,9 +22,9 @@ UNKNOWN = 6  # what a word of a question counts that nothing has
 CASE = 6  # what the words count, at least, for which a case is told ...
 MOSTLY = 0.25  # ... and first, if they are such a share of the question
 # What answers is so much like one of its questions, by words that count so much; or else so far
-# ahead of all others, the less far the more its words count.
+# ahead of all others, the less far the more its words count, and less where nothing else decides.
 ALIKE, LEAST = 0.5, 1
-AHEAD, MUCH = 0.6, 5
+AHEAD, MUCH, ENOUGH = 0.6, 5, 4
 TELLS = 2  # what the words count, at least, by which the nearest decides in a kind of symptom
 SURE = 0.6  # how close, to a message that no entry has
 BEHIND = 0.5  # a share of the best
@@ -115,7 +115,7 @@ def nearest(question: str, most: int = 3) -> list[str]:
     if it is a guess. A false one costs more time than none.
     """
     question, ranked, found = _ranked(question)
-    if not ranked or not _is_sure(ranked, found):
+    if not ranked or not _is_sure(ranked, found, _kind(question)):
         return []
     scores = {address: found[address][0] for address in ranked}
     is_message = "\n" not in question.strip() and re.search(MESSAGE, question)
@@ -135,39 +135,43 @@ def _ranked(question: str) -> tuple[str, list[str], dict[str, tuple[float, float
     return question, sorted(found, key=lambda address: -found[address][0]), found
 
 
-def _is_sure(ranked: list[str], found: dict[str, tuple[float, float, float]]) -> bool:
-    """Whether the best is likely: its question is nearly this one, or no other comes close to it.
-
-    Of 41 public posts' first guesses, 12 were right and 22 false. It keeps 12, 5 of them false.
-    """
+def _is_sure(ranked: list[str], found: dict[str, tuple[float, float, float]], kind: str) -> bool:
+    """Whether the best is likely: its question is nearly this one, or no other comes close to it."""
     best, *others = ranked
     score, alike, weight = found[best]
     second = next((found[other][0] for other in others if other not in twins(best)), 0)
     ahead = score * (score / second) ** 2 if second else math.inf
-    is_ahead = ahead >= AHEAD and ahead * weight >= MUCH
-    # A section that is only ahead says less of a symptom than what decides.
-    return (is_ahead and "/errors_" in best) or (alike >= ALIKE and weight >= LEAST)
+    is_ahead = ahead >= AHEAD and ahead * weight >= (MUCH if kind else ENOUGH)
+    # A section that is only ahead says less of a kind of symptom than what decides in it.
+    is_ahead = is_ahead and (not kind or "/errors_" in best)
+    return is_ahead or (alike >= ALIKE and weight >= LEAST)
 
 
 def decides(question: str) -> tuple[str, int]:
     """The kind of symptom, of ``deciding.toml``, that a question is about, or ``""``, and which of
-    its cases comes first: the one that leads to what is nearest.
+    its cases comes first: the one that leads to what is nearest, or to an entry on it.
 
-    Of several kinds it is the first that is said, but a hang before all. Files, of which many
-    speak, give way to the kind that leads to what is nearest.
+    Files, of which many speak, give way to the kind that leads to what is nearest.
     """
-    kinds = {word: kind for kind, of in page("deciding").items() for word in words(of["words"])}
-    said = [kinds[word] for word in words(question) if word in kinds]
-    kind = min(said, key=lambda kind: (kind != "hangs") + (kind == "files"), default="")
-    _, ranked, found = _ranked(question)
-    best = [address for address in ranked[:1] if found[address][2] >= TELLS]
+    question, ranked, found = _ranked(question)
+    kind = _kind(question)
+    best = {to for a in ranked[:1] if found[a][2] >= TELLS for to in (a, *twins(a))}
     cases = {
-        of: [case for case, to in enumerate(leads(of)) if best and best[0] in to]
+        of: [case for case, to in enumerate(leads(of)) if best.intersection(to)]
         for of in page("deciding")
     }
     if kind == "files" and not cases[kind]:
         kind = next((other for other in cases if cases[other]), kind)
     return kind, next(iter(cases.get(kind, [])), 0)
+
+
+def _kind(question: str) -> str:
+    """The kind of symptom whose word a question, without what it denies, has first; a hang before
+    all, files after all.
+    """
+    kinds = {word: kind for kind, of in page("deciding").items() for word in words(of["words"])}
+    said = [kinds[word] for word in words(question) if word in kinds]
+    return min(said, key=lambda kind: (kind != "hangs") + (kind == "files"), default="")
 
 
 @cache

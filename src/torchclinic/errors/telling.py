@@ -100,11 +100,15 @@ def _near(said: str, log: str) -> list[str]:
     kind, first = _decides(said, log)
     if not kind:
         return []
-    decides = page("deciding")[kind]
-    head, *cases = decides["ask"].strip().split("\n- ")
-    cases.insert(0, cases.pop(first))
-    more = f"More: {published(decides['read']) or decides['read']}"
-    return [DECIDES, filled("", "\n- ".join([head, *cases])), more]
+    read = page("deciding")[kind]["read"]
+    cases = filled("", "\n- ".join(_cases(kind, first)))
+    return [DECIDES, cases, f"More: {published(read) or read}"]
+
+
+def _cases(kind: str, first: int) -> list[str]:
+    """What to look at in a kind of symptom, and its cases, one of them before the others."""
+    head, *cases = without_links(page("deciding")[kind]["ask"]).strip().split("\n- ")
+    return [head, cases.pop(first), *cases]
 
 
 def _decides(said: str, log: str) -> tuple[str, int]:
@@ -164,10 +168,12 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     """
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
     said = "" if found else asking.said_in(log)
-    if near := asking.nearest(said):
+    if said and (near := asking.nearest(said)):
         more["nearest"] = near
-    elif kind := _decides(said, log)[0]:
-        more["decides"] = kind
+    elif (told := _decides(said, log))[0]:
+        head, *cases = _cases(*told)
+        read = published(read := page("deciding")[told[0]]["read"]) or read
+        more |= {"decides": told[0], "deciding": {"ask": head, "cases": cases, "read": read}}
     if root := unknown_root(log, found):
         more["unknown"] = root
     return json.dumps({"version": 1, **record, **more}, indent=1)
