@@ -64,6 +64,23 @@ def test_a_nan_ends_chapter_05s_program_before_it_saves(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("notebook", "name", "rate"),
+    [("19_many_machines", "train_hosts.py", "lr=0.1"), ("both_gpus", "train.py", "lr=1e-3")],
+)
+def test_a_program_stops_before_it_saves_weights_that_are_not_finite(
+    notebook, name, rate, tmp_path
+):
+    text = program(notebook, name)
+    assert text.count(rate) == 1
+    (tmp_path / name).write_text(
+        text.replace(rate, "lr=math.inf").replace("import os", "import math\nimport os", 1)
+    )
+    within(550, *TORCHRUN, name, cwd=tmp_path, fails=True)
+    assert not [*tmp_path.glob("*.pt")]
+
+
 # --- in several sessions ------------------------------------------------------------------------
 
 PAGE = "book/several_sessions.md"
