@@ -181,6 +181,29 @@ def test_what_is_measured_is_asserted_only_where_outputs_are_recorded(name):
     assert not list(claims_of_the_machine(cell.source for cell in code_cells(name)))
 
 
+def test_chapter_21_concludes_what_its_tables_say():
+    """Not asserted in its cells, in which readers put the numbers of their own machines."""
+    said = "\n".join(text_of(o) for c in code_cells("21_rung_6_rehearse") for o in c.outputs)
+    night = re.findall(r"^(?:shard 16|replicate 2, shard 8) .* (\S+) in .* (\S+) in", said, re.M)
+    [[few, full], [two_full, two_more]] = night
+    assert float(few) < float(full)
+    assert full == two_full == two_more
+    rows = re.findall(
+        r"^(\S.*?)  +([\d,]+)  +([\d,]+)$", said.split("tokens per GPU that hide it ")[-1], re.M
+    )
+    tokens = {name: [float(n.replace(",", "")) for n in numbers] for name, *numbers in rows}
+    assert len(tokens) == 10
+    for name, (single, two) in tokens.items():
+        assert two < single
+        assert (two > 0.9 * single) == (name == "H100, 400 Gbit/s for each GPU")
+    eight = re.findall(r"predicted (\S+) GB, counted (\S+) GB, hidden from (\S+) tokens", said)
+    assert all(abs(float(guess) / float(out) - 1) < 0.02 for guess, out, _ in eight)
+    single, copies = (float(n.replace(",", "")) for *_, n in eight)
+    [in_bf16] = re.findall(r"with gradients in bfloat16: (\S+) and (\S+)", said)
+    assert single < copies
+    assert float(in_bf16[0].replace(",", "")) > float(in_bf16[1].replace(",", ""))
+
+
 @pytest.mark.slow
 def test_a_command_that_meets_its_limit_turns_a_chapter_red(tmp_path):
     sources = ("printed = %sx sleep 60", "1 + 1")
