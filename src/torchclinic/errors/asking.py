@@ -136,7 +136,7 @@ def _ranked(question: str) -> tuple[str, list[str], dict[str, tuple[float, float
 
 
 def _is_sure(ranked: list[str], found: dict[str, tuple[float, float, float]], kind: str) -> bool:
-    """Whether the best is likely: its question is nearly this one, or no other comes close to it."""
+    """Whether the best is likely: its question is nearly this one, or no other comes close."""
     best, *others = ranked
     score, alike, weight = found[best]
     second = next((found[other][0] for other in others if other not in twins(best)), 0)
