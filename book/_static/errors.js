@@ -161,18 +161,18 @@
     found.replaceChildren(...(first.length || !isShort ? first : [searchFor(text)]), one(".ask-others").cloneNode(true));
     const nothing = phrase(program ? "other" : isError ? "none" : "short", { program });
     if (!said) return nothing;
-    showNearest(said, nothing, text);
+    showNearest(said, nothing, text, isError);
     return clinic.fails(text) ? nothing : ""; // of words, what is near is said first
   }
 
   /** What is nearest to what somebody says, above it so; or what decides; or that there is `nothing`. */
-  async function showNearest(said, nothing, text) {
+  async function showNearest(said, nothing, text, isError) {
     const { hits, decides } = await nearestHits(said).catch(() => ({}));
     if (text !== answered) return;
     const [isNear, isMessage] = [hits?.hasChildNodes(), clinic.fails(text)];
     const cases = !isNear && !isMessage && decides?.[0] && casesOf(...decides);
     if (isNear) found.prepend(hits);
-    else if (hits && !isMessage) found.prepend(cases || make("p", "", phrase("far")));
+    else if (hits && (cases || !isMessage && !isError)) found.prepend(cases || make("p", "", phrase("far")));
     says.textContent ||= isNear ? phrase("near") : cases ? phrase("decides") : nothing;
   }
 

@@ -288,6 +288,11 @@ def test_what_somebody_says_leads_to_the_same_three_in_the_box_and_in_the_termin
         assert page.locator("#found .search-hits").count() == 0
     page.locator("#log").fill("how do I bake a chocolate cake")
     page.locator("#found").get_by_text("Nothing in the book is close").wait_for()
+    message = "I cannot bake a chocolate cake: unexpected flour"  # in words, which no entry has
+    assert telling.explain(message).startswith(f"{telling.UNKNOWN}\n")
+    page.locator("#log").fill(message)
+    page.locator("#log-says", has_text="No entry matches your log").wait_for()
+    assert "Nothing in the book is close" not in page.locator("#found").inner_text()
     page.locator("#log").fill("epoch 1: loss 0.42\nepoch 2: loss 0.31")
     page.wait_for_function("!document.querySelector('#found .search-hits')")
 
@@ -308,6 +313,9 @@ def test_the_script_reads_questions_as_the_package_does(page):
     asked += [
         f"{said} {words}" for said, *_ in DECIDED for words in ("", "on two GPUs", "since May")
     ]
+    asked += ["the port is already in use, an error", "each worker needs more memory"]
+    asked += ["It is not a hang, the training is slow in Graz", "no oom, the epoch is longer"]
+    asked += ["This is not a memory leak. The accuracy is bad", "swap the two layers please"]
     both = "all => { const asker = nearest(errorWords); "
     both += "return all.map(q => [asker.find(q), asker.decides(q), saidIn(q)]); }"
     wanted = [[asking.nearest(q), [*asking.decides(q)], asking.said_in(q)] for q in asked]
