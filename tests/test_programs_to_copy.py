@@ -67,7 +67,12 @@ def test_a_nan_ends_chapter_05s_program_before_it_saves(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("notebook", "name", "rate"),
-    [("19_many_machines", "train_hosts.py", "lr=0.1"), ("both_gpus", "train.py", "lr=1e-3")],
+    [
+        ("09_rung_4_distributed", "train_ddp.py", "lr=0.1"),
+        ("12_rung_5_fsdp", "train_fsdp.py", "lr=0.01"),
+        ("19_many_machines", "train_hosts.py", "lr=0.1"),
+        ("both_gpus", "train.py", "lr=1e-3"),
+    ],
 )
 def test_a_program_stops_before_it_saves_weights_that_are_not_finite(
     notebook, name, rate, tmp_path
