@@ -42,7 +42,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const summary of all(".bd-links summary"))
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
   // A long name breaks after a dot, an underscore, a bracket, and before a word's capital, but not in cuDNN.
-  for (const name of all(":is(.bd-article :is(h1, h2, h3, h4), .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
+  for (const name of all(":is(.bd-article, .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
     name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z]{3})(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
   for (const line of all(".highlight-udiff pre > span:not(:empty)"))
     line.replaceChildren(...line.textContent.split(/(?<=[.(,])(?=\S)/).flatMap((part) => [part, make("wbr")]));
@@ -104,8 +104,8 @@ function scrollToLink(list, link) {
 function showCurrent() {
   const scroller = one("#pst-primary-sidebar-modal[open]") ?? one(".bd-sidebar-primary");
   const link = all("a.current", scroller).at(-1);
+  scroller.scrollTop = 0; // with the book's name in sight, if the page is; that for dead links is not in it
   if (link) scrollToLink(scroller, link);
-  else scroller.scrollTop = 0; // the page for dead links is not in it
 }
 
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
@@ -114,7 +114,7 @@ addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 // which page it is once its title has scrolled away.
 const HEAD = 90; // pixels from the top, where a section has begun
 function showSection() {
-  const links = all(".bd-sidebar-secondary a.nav-link[href^='#']");
+  const links = all(".bd-sidebar-secondary a.nav-link[href^='#']:not([href='#next'])");
   const tops = links.map((link) => document.getElementById(decodeURIComponent(link.hash.slice(1)))?.getBoundingClientRect().top);
   const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
   const now = end ? links.at(-1) : links[tops.findLastIndex((top) => top < HEAD)];
