@@ -152,8 +152,7 @@ test-simulated: simulated  ## run all that wants GPUs on simulated ones: the tes
 # Left out: chapter 07, which measures how much faster a GPU gets, and cells on torch.compile, which does nothing there.
 simulated-chapters: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(N)
 simulated-chapters:
-	$(PYTEST) $(NBVAL_LAX) --deselect "notebooks/11_where_memory_goes.ipynb::Cell 17" \
-	  $(foreach cell,45 46 47,--deselect "notebooks/errors_imports.ipynb::Cell $(cell)") \
+	$(PYTEST) $(NBVAL_LAX) $(foreach cell,45 46 47,--deselect "notebooks/errors_imports.ipynb::Cell $(cell)") \
 	  $(filter-out notebooks/07_%,$(if $(filter 1,$(N)),$(shell grep -L "two_gpus()" notebooks/*.ipynb),$(wildcard notebooks/*.ipynb)))
 
 ROUNDS ?= 5

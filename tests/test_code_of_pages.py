@@ -132,7 +132,7 @@ def blocks(page, *languages):
 
 
 def within(seconds, *command, cwd, fails=False, env=FORKED):
-    """What a command prints in time; with all that it starts, it ends here."""
+    """What a command prints in time (errors, too, if it fails); all that it starts ends here."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options["env"] = os.environ | env
     with subprocess.Popen(command, cwd=cwd, start_new_session=True, **options) as process:
@@ -142,7 +142,7 @@ def within(seconds, *command, cwd, fails=False, env=FORKED):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode != 0) == fails, out + error
-    return out
+    return out + error if fails else out
 
 
 def test_no_page_has_code_that_is_not_run():

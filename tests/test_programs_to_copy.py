@@ -82,7 +82,8 @@ def test_a_program_stops_before_it_saves_weights_that_are_not_finite(
     (tmp_path / name).write_text(
         text.replace(rate, "lr=math.inf").replace("import os", "import math\nimport os", 1)
     )
-    within(550, *TORCHRUN, name, cwd=tmp_path, fails=True)
+    said = within(550, *TORCHRUN, name, cwd=tmp_path, fails=True)
+    assert "weights not finite" in said
     assert not [*tmp_path.glob("*.pt")]
 
 

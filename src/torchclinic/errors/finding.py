@@ -30,7 +30,7 @@ QUOTED += r"|(?:howtofix|whattodo(?:on|if|about))[^\n]*\n[^?]*$"  # nobody asks
 # What stands before an error of which somebody says that it is not theirs.
 DENIED = "(?:(?:is|was|it's|be|but|and|[,;.(]|^)not|(?:is|was)n't|without"
 DENIED += (
-    "|(?:get|got|see|is|was|are|were|ha[sd]|have|gives?|shows?|with|but|and|then|[^a-z]|^|'s)no"
+    "|(?:get|got|see|is|was|are|were|ha[sd]|have|gives?|shows?|with|but|and|then|[^a-z=:_-]|^|'s)no"
 )
 DENIED += "(?:more|such)?|(?:do|did|does)n't(?:get|see|have|give|show)|ratherthan|insteadof)"
 DENIED += "(?:dueto)?(?:an?|the|any)?$"
