@@ -1,7 +1,8 @@
 """Two hosts on one Linux machine, to try what training does across hosts and when one is lost.
 
 A network namespace each, joined by a link of their own, with an address, a host name and a hosts
-file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
+file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``; for one with a
+delay, a kernel with ``netem``.
 
 >>> with two_hosts() as (first, second):                                       # doctest: +SKIP
 ...     jobs = [host.start([*torchrun(host), "rungs/4_ddp.py"]) for host in (first, second)]
@@ -10,18 +11,14 @@ file. There is no route out. Needs root, ``ip`` and, for a slower link, ``tc``.
 """
 
 import contextlib
-import fcntl
 import os
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -140,7 +137,6 @@ def two_hosts(
     PermissionError
         Not root, or a machine that does not allow network namespaces.
     """
-    remove_left_overs()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, contextlib.ExitStack() as stack:
         hosts = Host(0, Path(folder, NAMES[0])), Host(1, Path(folder, NAMES[1]))
         for host in hosts:
@@ -150,17 +146,19 @@ def two_hosts(
             stack.callback(_remove, host.namespace)
             _out("ip", "netns", "add", host.namespace)
             host.ip("link", "set", "lo", "up")
-        if delay:
-            stack.enter_context(_delayed_link(hosts, delay))
-        else:
-            ends = [["name", DEVICE, "netns", host.namespace] for host in hosts]
-            _out("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        ends = [["name", DEVICE, "netns", host.namespace] for host in hosts]
+        _out("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for host, other in zip(hosts, reversed(hosts), strict=True):
             host.ip("address", "add", host.address, "peer", other.address, "dev", DEVICE)
             host.join()
-            if rate:  # a small bucket: what fits into it is sent at full speed
-                limit = f"dev {DEVICE} root tbf rate {rate} burst 20kb limit 8mb"
-                _out("tc", "-n", host.namespace, "qdisc", "replace", *limit.split())
+            # A small bucket: what fits into it is sent at full speed.
+            limits = [f"root handle 1: tbf rate {rate} burst 20kb limit 8mb"] * bool(rate)
+            if delay:
+                limits.append(
+                    f"{'parent 1:1' if rate else 'root'} netem delay {delay}s limit 10000"
+                )
+            for limit in limits:
+                _out("tc", "-n", host.namespace, *f"qdisc replace dev {DEVICE} {limit}".split())
         yield hosts
 
 
@@ -168,71 +166,14 @@ def possible() -> bool:
     """Whether this process may make network namespaces."""
     try:
         with two_hosts():
-            return Path("/dev/net/tun").exists()  # of which a delayed link is made
+            return True
     except OSError:  # not root, or there is no ``ip``
         return False
-
-
-def remove_left_overs() -> None:
-    """Remove the hosts whose maker is no longer alive, and what runs on them."""
-    for name in namespaces():
-        maker = re.match(rf"{PREFIX}(\d+)-", name)
-        if maker and not Path("/proc", maker[1]).exists():
-            _remove(name)
 
 
 def namespaces() -> list[str]:
     """The names of all network namespaces."""
     return [line.split()[0] for line in _out("ip", "netns", "list").splitlines() if line.strip()]
-
-
-# --- the link and the namespaces ----------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _delayed_link(hosts: Sequence[Host], delay: float) -> Iterator[None]:
-    """A link whose packets pass through this process, which holds each for `delay`.
-
-    ``tc ... netem delay`` does this in the kernel, where the kernel was built with it. Two TUN
-    devices (kernel.org/doc/html/latest/networking/tuntap.html) are on every Linux.
-    """
-    stop, stopping = os.pipe()
-    ends = []
-    for host in hosts:
-        end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        name = f"tl{os.getpid()}{host.name[-1]}"[:15]
-        # TUNSETIFF with IFF_TUN | IFF_NO_PI: packets as they are
-        fcntl.ioctl(end, 0x400454CA, struct.pack("16sH14x", name.encode(), 0x1001))
-        _out("ip", "link", "set", name, "netns", host.namespace, "name", DEVICE, "mtu", "9000")
-        ends.append(end)
-    carrier = threading.Thread(target=_carry, args=(*ends, delay, stop), daemon=True)
-    carrier.start()
-    try:
-        yield
-    finally:
-        os.close(stopping)
-        carrier.join()
-        for end in (stop, *ends):
-            os.close(end)
-
-
-def _carry(first: int, second: int, delay: float, stop: int) -> None:
-    other = {first: second, second: first}
-    waiting: deque[tuple[float, int, bytes]] = deque()  # when due, where to, the packet
-    while True:
-        pause = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
-        readable, _, _ = select.select([first, second, stop], [], [], pause)
-        if stop in readable:
-            return
-        for end in readable:
-            with contextlib.suppress(BlockingIOError):
-                for _ in range(16):
-                    packet = os.read(end, 65536)
-                    waiting.append((time.perf_counter() + delay, other[end], packet))
-        while waiting and waiting[0][0] <= time.perf_counter():
-            _, end, packet = waiting.popleft()
-            with contextlib.suppress(OSError):  # the link is down: the packet is lost
-                os.write(end, packet)
 
 
 def _kill(namespace: str) -> None:
@@ -248,13 +189,9 @@ def _kill(namespace: str) -> None:
 
 
 def _remove(namespace: str) -> None:
-    try:
-        if namespace in namespaces():
-            _kill(namespace)
-            _out("ip", "netns", "delete", namespace)
-    except OSError:  # another program may have removed the same left-overs
-        if namespace in namespaces():
-            raise
+    if namespace in namespaces():  # else it could not be made
+        _kill(namespace)
+        _out("ip", "netns", "delete", namespace)
 
 
 def _out(*command: str) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.two_hosts import ADDRESSES, DEVICE, NAMES, PORT, Host, Job, torchrun, two_hosts
+from tools.two_hosts import NAMES, PORT, Job, torchrun, two_hosts
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = tomllib.loads((ROOT / "tools" / "two_hosts.toml").read_text())
@@ -28,7 +28,7 @@ DATA = ROOT / "src" / "torchladder" / "bundled" / "fashion_mnist_small.npz"
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RATES = {None: None, "1gbit": 125e6, "100mbit": 12.5e6}  # bytes per second
 DELAYS = (0.0, 0.001, 0.005)
-SIZES = [4**k for k in range(5, 12)]  # bytes: 1 kB to 4 MB
+SIZE = 4**11  # bytes of an all-reduce
 # Of gpt.py: a batch that 1, 2 or 3 ranks can share, and a checkpoint every 8 steps.
 TINY = "--layers 2 --width 32 --kv-heads 2 --batch 24 --steps 32 --warm-up 4 --peak 1"
 TINY += " --log-every 8 --save-every 8 --out ../shared --export gpt.safetensors"
@@ -46,45 +46,25 @@ NOISE = re.compile(
 
 
 def measure() -> None:
-    """Times of all-reduces and of training steps; rank 0 prints them as JSON."""
+    """The time of an all-reduce; rank 0 prints it as JSON."""
     import torch
     import torch.distributed as dist
 
-    from torchladder import models
     from torchladder.measuring import measure_across_ranks
 
-    def three_steps(net):
-        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-        images, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
-        for _ in range(3):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(images), labels).backward()
-            optimizer.step()
-
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    found = {"all_reduce": [], "steps": []}
-    for size in SIZES:
-        exchange = {"it": partial(dist.all_reduce, torch.zeros(size // 4))}
-        once = measure_across_ranks(exchange, repeats=2)["it"].median
-        times = measure_across_ranks(exchange, repeats=max(2, min(20, int(0.3 / once))))
-        found["all_reduce"].append({"bytes": size, "seconds": times["it"].median})
-    for name, build in {"LeNet": models.LeNet, "MLP 512": partial(models.MLP, 784, 512)}.items():
-        nets = {"alone": build(), "ddp": torch.nn.parallel.DistributedDataParallel(build())}
-        turns = measure_across_ranks({way: partial(three_steps, net) for way, net in nets.items()})
-        seconds = {way: [turn / 3 for turn in timing.seconds] for way, timing in turns.items()}
-        gradients = 4 * models.count_parameters(nets["alone"])
-        found["steps"].append({"model": name, "gradient_bytes": gradients, **seconds})
+    exchange = {"it": partial(dist.all_reduce, torch.zeros(SIZE // 4))}
+    seconds = measure_across_ranks(exchange, repeats=10)["it"].median
     if dist.get_rank() == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps({"all_reduce": [{"bytes": SIZE, "seconds": seconds}]}), flush=True)
     dist.destroy_process_group()
 
 
 def record_links() -> dict:
-    """Times of all-reduces and steps on links of several rates and delays."""
+    """Times of an all-reduce on links of several rates and delays."""
     settings = []
     for rate, bandwidth in RATES.items():
-        for delay in DELAYS if rate else DELAYS[:1]:  # at full rate, carrying costs more than that
+        for delay in DELAYS if rate else DELAYS[:1]:
             with two_hosts(rate=rate, delay=delay) as hosts:
                 jobs = [
                     host.start([*torchrun(host), "-m", __spec__.name], cwd=ROOT) for host in hosts
@@ -100,7 +80,7 @@ def record_links() -> dict:
 
 
 def play(
-    folder: Path, *, gpt: str = "", epochs: int = 1, batch: int = 64,
+    folder: Path, *, gpt: str = "", epochs: int = 1,
     host1: Sequence[str] = (), host2: Sequence[str] = (), interfaces: Sequence[str] = (),
     own_address: str | None = None, busy: bool = False, other: bool = False,
     lose: int | None = None, silent: bool = False, back: Sequence[str] | None = None,
@@ -116,10 +96,10 @@ def play(
     text = (ROOT / "rungs" / program).read_text()
     texts = [text, text.replace("400, 120", "400, 128").replace("(120,", "(128,")]
     words = [program, "--data", DATA]
-    words += ["--lr", 0.1, "--epochs", epochs, "--batch-size", batch, "--save", "lenet.pt"]
+    words += ["--lr", 0.1, "--epochs", epochs, "--batch-size", 64, "--save", "lenet.pt"]
     if gpt:
         words[3:] = ["--parallel", gpt, *TINY.split()]
-    stays, again = f"--rdzv-endpoint={NAMES[0 if lose else 1]}:{PORT}", None
+    stays = f"--rdzv-endpoint={NAMES[0 if lose else 1]}:{PORT}"
     meet = ["--max-restarts=3", stays] if lose is not None else []
     with two_hosts(own_address=own_address) as hosts:
 
@@ -151,28 +131,20 @@ def play(
             if back is not None:
                 time.sleep(5)
                 hosts[lose].join()
-                again = time.time()
                 jobs[lose] = start(lose, back)
                 started.append(jobs[lose])
         limit = GIVE_UP if what else 1200
         ends = {NAMES[i]: ended(job, begin, limit) for i, job in jobs.items()}
-        sent = {host.name: bytes_sent(host) for host in hosts}
     if what:
         return {"what": what, "ended": ends}
     done = [row for job in started for row in rows_of(job, begin)]
-    result: dict[str, Any] = {"rows": done, "ended": ends, "bytes_sent": sent}
-    result["addresses"] = dict(zip(NAMES, ADDRESSES, strict=True))
+    result: dict[str, Any] = {"rows": done, "ended": ends}
     if lose is not None:
-        result["timeline"] = timeline(started[1 - lose], lose, begin, again, done)
+        result["timeline"] = timeline(started[1 - lose], NAMES[1 - lose], begin, done)
     if like:
         result["largest_difference"] = difference(folder, folder.parent / like)
         result["same_state_dict"] = result["largest_difference"] == 0
     return result
-
-
-def bytes_sent(host: Host) -> int:
-    (link,) = json.loads(host.ip("-s", "-j", "link", "show", DEVICE))
-    return link["stats64"]["tx"]["bytes"]
 
 
 def rows_of(job: Job, start: float) -> list[dict]:
@@ -202,23 +174,14 @@ def ended(job: Job, start: float, limit: float) -> dict:
     return {"status": status, "seconds": seconds, "printed": some}
 
 
-def timeline(stayed: Job, lost: int, cut: float, back: float | None, rows: list) -> list[dict]:
-    """Seconds from the cut, and what happened then."""
-    gone, stays = NAMES[lost], NAMES[1 - lost]
-    events = [(0.0, f"{gone} is cut off")]
-    events += [(back - cut, f"{gone} is back and starts torchrun")] if back else []
-    for what, pattern in {
-        f"a rank on {stays} fails": r"RuntimeError",
-        f"torchrun on {stays} sees that it failed": r"failed \(exitcode",
-        f"torchrun on {stays} stops its rank, to meet again": r"closing signal",
-        f"the ranks meet again, on {stays}" if back else f"{stays} goes on alone": "from step",
-    }.items():
-        after = [when - cut for when, line in stayed.lines if re.search(pattern, line)]
-        events += [(seconds, what) for seconds in after if seconds > 0][:1]
-    first = next(row for row in rows if row["seconds"] > 0)
-    events.append((first["seconds"], f"step {first['step']} is done"))
-    events.append(((stayed.ended or time.time()) - cut, f"torchrun on {stays} ends"))
-    return [{"seconds": round(when, 1), "what": what} for when, what in sorted(events)]
+def timeline(stayed: Job, name: str, cut: float, rows: list) -> list[dict]:
+    """Seconds from the cut until the host that stayed notices, and until it has done more steps."""
+    failed = next(when for when, line in stayed.lines if when > cut and "RuntimeError" in line)
+    done = next(row for row in rows if row["seconds"] > 0)
+    return [
+        {"seconds": round(failed - cut, 1), "what": f"a rank on {name} fails"},
+        {"seconds": done["seconds"], "what": f"step {done['step']} is done"},
+    ]
 
 
 def difference(one: Path, other: Path) -> float:

@@ -24,11 +24,8 @@ HERE = pytest.mark.skipif(
 def nothing_stays():
     yield
     if shutil.which("ip"):
-        assert left_behind(os.getpid()) == []
-
-
-def left_behind(maker):
-    return [name for name in two_hosts.namespaces() if name.startswith(f"torchladder-{maker}-")]
+        ours = f"{two_hosts.PREFIX}{os.getpid()}-"
+        assert [name for name in two_hosts.namespaces() if name.startswith(ours)] == []
 
 
 @HERE
@@ -42,7 +39,8 @@ def test_rung_4_trains_across_two_hosts_as_well_as_in_one_process(tmp_path):
             folder.mkdir()
             jobs.append(host.start([*torchrun(host), *rung, "--save", "lenet.pt"], cwd=folder))
         assert [job.wait(550) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
-        sent = two_hosts_record.bytes_sent(hosts[1])
+        (link,) = json.loads(hosts[1].ip("-s", "-j", "link", "show", two_hosts.DEVICE))
+        sent = link["stats64"]["tx"]["bytes"]
         routes = [host.ip("route") for host in hosts]
     # Each host sent its gradients once in each of 24 steps, and to the other host alone.
     gradients = 4 * sum(t.numel() for t in torch.load(folders[0] / "lenet.pt").values())
