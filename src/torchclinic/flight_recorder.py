@@ -9,60 +9,22 @@ import io
 import os
 import pickle
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torchclinic import UserError, errors, logs, printable
 from torchclinic.errors.terminal import filled
 
 KNOWN = errors.page("flight_recorder")
-LARGEST = 50e6  # bytes of a file, which take about 15 times as much memory: 20,000 calls have 30 MB
 
 
-class _Texts(dict):
-    """A dump's keys are texts: others can be chosen so that to hash them takes for ever."""
+class _Data(pickle.Unpickler):
+    """Makes plain data alone: a dump may come from a stranger, and what it imports would run."""
 
-    def __setitem__(self, key: Any, value: object) -> None:
-        super().__setitem__(sys.intern(key), value)  # a TypeError if it is no text
-
-
-class _Data(pickle._Unpickler):
-    """An unpickler that knows no step which imports or calls: all it can make is plain data."""
-
-    append: Callable[[Any], None]  # of its stack
-    metastack: list  # of what is begun, one in the other
-    left = 0  # bytes of the file that may still be spent
-    dispatch: ClassVar[dict[int, Callable]] = {
-        code: pickle._Unpickler.dispatch[code]
-        for code in (getattr(pickle, step)[0] for step in KNOWN["steps"])
-    }
-
-    def load_texts(self) -> None:
-        self.append(_Texts())
-
-    dispatch[pickle.EMPTY_DICT[0]] = load_texts
-
-    # To make one of these takes a byte of the file, and a hundred of memory. So many bytes each
-    # has in any dump at least: a file that has more of them is no dump.
-    for step, least in ((pickle.EMPTY_DICT, 10), (pickle.EMPTY_LIST, 3), (pickle.TUPLE2, 3)):
-
-        def spend(self, load=dispatch[step[0]], least=least) -> None:
-            self.left -= least
-            if self.left < 0:
-                raise pickle.UnpicklingError
-            load(self)
-
-        dispatch[step[0]] = spend
-
-    def load_mark(self, load=dispatch[pickle.MARK[0]]) -> None:
-        if len(self.metastack) > 99:
-            raise pickle.UnpicklingError
-        load(self)
-
-    dispatch[pickle.MARK[0]] = load_mark
+    def find_class(self, module: str, name: str) -> Any:
+        raise TypeError
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -76,21 +38,17 @@ def dumps_in(paths: list[str]) -> list[Path]:
         files = list(filter(_begins_as_dump, named))
     if not any(map(_begins_as_dump, files)):
         return []
-    for file in files:
-        if logs.checked(file).stat().st_size > LARGEST:
-            raise _error("large", name=file)
-    return files
+    return [logs.checked(file) for file in files]
 
 
 def _begins_as_dump(file: Path) -> bool:
     if not os.path.isfile(file):
         return False
     with file.open("rb") as opened:
-        return is_dump(opened.read(4096))
+        return _is_dump(opened.read(4096))
 
 
-def is_dump(start: bytes) -> bool:
-    """Whether a file that begins so may be a dump."""
+def _is_dump(start: bytes) -> bool:
     named = b"version" in start and (b"entries" in start or b"pg_config" in start)
     return start.startswith(b"\x80\x02}") and named
 
@@ -105,11 +63,12 @@ def read(contents: Iterable[tuple[str, bytes]]) -> tuple[dict[int, list[dict]], 
             raise _error("twice", name=names[rank], other=name, ranks=_ranks([rank]))
         dump, names[rank] = _load(name, content), name
         try:
-            whose = {key: sys.intern(group["ranks"]) for key, group in dump["pg_config"].items()}
-            ranks[rank] = [_call(e, whose) for e in _bounded(dump["entries"], len(content))]
+            whose = {key: group["ranks"] for key, group in dump["pg_config"].items()}
+            ranks[rank] = [_call(entry, whose) for entry in dump["entries"]]
             configs = " ".join({*whose.values()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _error("version", name=name, version=_text(dump["version"])[:9]) from error
+            version = printable(dump["version"])[:9]
+            raise _error("version", name=name, version=version) from error
         known |= {int(other) for other in re.findall("[0-9]{1,6}", configs)}
     known |= set(range(max(ranks)))
     if len(ranks) == 1 and known - set(ranks):
@@ -124,41 +83,14 @@ def _error(word: str, **gaps: object) -> UserError:
 
 def _load(name: str, content: bytes) -> dict:
     try:
-        data = _Data(io.BytesIO(content))
-        data.left = len(content)
-        dump = data.load()
-        version = _text(dump["version"])
+        dump = _Data(io.BytesIO(content)).load()
+        version = printable(dump["version"])
     except Exception as error:  # of whatever kind an unpickler ends with
-        unknown = isinstance(error, KeyError | TypeError) or not is_dump(content[:4096])
+        unknown = isinstance(error, KeyError | TypeError) or not _is_dump(content[:4096])
         raise _error("none" if unknown else "cut", name=name) from error
     if not version.startswith("2."):
         raise _error("version", name=name, version=version[:9])
     return dump
-
-
-def _bounded(entries: list[dict], size: int) -> Iterator[dict]:
-    """The entries of a file of `size` bytes: a ValueError if they list more things than bytes.
-
-    A pickle may name one list again and again, for two bytes each time.
-    """
-    for entry in entries:
-        shapes = entry["input_sizes"]
-        size -= len(shapes) + len(entry["input_dtypes"]) + len(entry.get("frames", ()))
-        if size < 0 or (size := size - sum(map(len, shapes))) < 0:
-            raise ValueError
-        yield entry
-
-
-def _text(value: Any) -> str:
-    """A text that may be printed; a TypeError if `value` is none: a dump may hold anything."""
-    return printable(sys.intern(value))
-
-
-def _number(value: Any) -> float:
-    """A number with which one can reckon; a TypeError if `value` is none."""
-    if type(value) not in (int, float) or not abs(value) < 2**63:
-        raise TypeError
-    return value
 
 
 def _call(entry: dict, whose: dict[str, str]) -> dict:
@@ -167,22 +99,20 @@ def _call(entry: dict, whose: dict[str, str]) -> dict:
     `whose` has the ranks of each group: all groups along one dimension of a mesh have one
     description, and may have one name.
     """
-    op = _text(entry["profiling_name"]).partition(":")[2]
-    name, description = map(_text, entry["process_group"][:2])
-    size = [str([int(_number(n)) for n in shape]) for shape in entry["input_sizes"]]
-    size += map(_text, entry["input_dtypes"])
+    op = printable(entry["profiling_name"]).partition(":")[2]
+    name, description = map(printable, entry["process_group"][:2])
+    size = " ".join(map(str, [*entry["input_sizes"], *entry["input_dtypes"]]))
     frames = entry.get("frames", [])
-    frames = [(_text(f["filename"]), int(_number(f["line"]))) for f in frames]
-    yours = [(f, n) for f, n in frames if not re.search(KNOWN["not_yours"], f)] or frames
-    place = [f" at {re.split(KNOWN['slash'], file)[-1]}:{line}" for file, line in yours[:1]]
+    yours = [f for f in frames if not re.search(KNOWN["not_yours"], f["filename"])] or frames
+    place = [f" at {re.split(KNOWN['slash'], f['filename'])[-1]}:{f['line']}" for f in yours[:1]]
     return {
-        "op": op, "text": op + "".join(place), "p2p": entry.get("is_p2p") is True,
+        "op": op, "text": printable(op + "".join(place)), "p2p": entry.get("is_p2p") is True,
         "group": name if description in ("", "undefined") else description,
         "key": (name, description, whose.get(name)),
-        "number": int(_number(entry["collective_seq_id"])),
-        "size": " ".join(size) if op in KNOWN["same_size"] else "",
-        "seconds": _number(entry["time_created_ns"]) / 1e9,
-        "limit": _number(entry.get("timeout_ms", 1_800_000)) / 1e3,
+        "number": int(entry["collective_seq_id"]),
+        "size": printable(size) if op in KNOWN["same_size"] else "",
+        "seconds": entry["time_created_ns"] / 1e9,
+        "limit": entry.get("timeout_ms", 1_800_000) / 1e3,
         "ended": entry["state"] == "completed" or entry.get("retired") is True,
     }  # fmt: skip
 
