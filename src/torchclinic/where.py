@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from types import FrameType, ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from torchclinic.modules import evaluation_mode
@@ -176,8 +174,9 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
 
     PyTorch's own error names the two devices but neither the layer nor the tensors. The pass runs
     without gradients and in evaluation mode (so running statistics stay as they were); every
-    module's own mode is put back. Compiled modules run uncompiled. Without a GPU, move a copy of
-    the model and its input to ``"meta"``: what ``to`` leaves behind is then on the CPU.
+    module's own mode is put back. Compiled modules run uncompiled. Without a GPU, simulate one:
+    :func:`torchclinic.simulated_gpus.simulate_gpus`. (On ``"meta"``, PyTorch lets some mixtures
+    pass.)
 
     None means that the pass went through. An error that has another reason is raised as it is.
 
@@ -191,9 +190,6 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
       2.bias is on meta
     """
     watch = _DeviceWatch(model)
-    tensors = _named_tensors(model, *inputs, *keywords.values())
-    # Some operations cannot run under a dispatch mode: flex_attention, for example.
-    check = _MetaCheck() if any(t.is_meta for _, t in tensors) else nullcontext()
     # A compiled module takes no torch-function mode with state of its own. Only where something is
     # compiled has torch._dynamo been imported, and it takes seconds to import.
     compiled = "torch._dynamo" in sys.modules
@@ -203,7 +199,6 @@ def find_mismatch(model: nn.Module, *inputs: object, **keywords: object) -> Mism
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
             evaluation_mode(model),
             torch.no_grad(),
-            check,
             watch,
         ):
             model(*inputs, **keywords)
@@ -254,37 +249,6 @@ class _DeviceWatch(TorchFunctionMode):
                 operation = getattr(func, "__name__", str(func)).strip("_")
                 self.found = Mismatch(path, type(module).__name__, operation, tensors, str(error))
             raise
-
-
-class _MetaCheck(TorchDispatchMode):
-    """Raises where tensors on meta meet others, in the operations in which PyTorch does not.
-
-    A convolution, a matrix product or an embedding of meta and CPU tensors runs without an error.
-    Between a GPU and the CPU it would not, and meta stands for a GPU here.
-    """
-
-    supports_higher_order_operators = True
-    # These take an index or the lengths of sequences from the CPU, or copy across devices.
-    MIXING = ("index", "index_put", "index_put_", "_unsafe_index", "copy", "copy_", "_ctc_loss",
-              "_pack_padded_sequence")  # fmt: skip
-
-    def __torch_dispatch__(self, func, types, args: tuple[Any, ...] = (), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, "overloadpacket", func).__name__
-        tensors = [tensor for _, tensor in _nested("", [*args, *kwargs.values()])]
-        if name == "copy_" and args[0].is_cpu and args[1].is_meta:
-            return args[0]  # allowed between GPU and CPU; meta has no numbers to copy
-        # An index may come from the CPU, but not go to a tensor there.
-        if name not in self.MIXING or (name == "index" and args[0].is_cpu):
-            changed = tensors[:1] if name.endswith("_") else []  # in place: it stays on the CPU
-            tensors = [t for t in tensors if t.dim() or not t.is_cpu] + changed
-            devices = dict.fromkeys(str(tensor.device) for tensor in tensors)
-            if len(devices) > 1 and "meta" in devices:
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, {' and '.join(devices)}!"
-                )
-        return func(*args, **kwargs)
 
 
 # --- who holds the memory? ----------------------------------------------------------------------
