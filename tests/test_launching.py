@@ -3,8 +3,6 @@
 import atexit
 import copy
 import ctypes
-import io
-import math
 import multiprocessing as mp
 import os
 import pickle
@@ -17,13 +15,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 import torch
 import torch.distributed as dist
-from running import alive, state, wait_until
+from running import alive, wait_until
 
 from torchclinic.frames import places
 from torchladder import launching
@@ -119,7 +118,7 @@ def test_the_ranks_have_the_callers_environment_of_today_and_share_the_cores(mon
     assert launch(seen) == [("DebugLevel.OFF", share, None)] * 2
     monkeypatch.setenv("OF_TODAY", "now")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    for text, threads in [("4", 4), ("2,1", 2), ("0", share), ("abc", share)]:
+    for text, threads in [("4", 4), ("abc", share)]:
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         assert launch(seen) == [("DebugLevel.DETAIL", threads, "now")] * 2
 
@@ -140,15 +139,6 @@ def test_data_loader_workers_of_a_rank_start_as_the_callers_and_end_with_it():
         assert launch(count) == [[10, 35], [10, 35]]
     finally:
         mp.set_start_method(method, force=True)
-
-
-def test_a_folder_that_is_gone_is_named_as_the_reason(tmp_path):
-    program = "import os; from torchladder.launching import launch; launch(int, show='none')\n"
-    program += "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); launch(print, show='none')"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 1
-    assert "is the current folder gone, or that of temporary files?" in done.stderr
 
 
 def test_threads_launch_at_one_time_and_the_main_module_stays_what_it_is():
@@ -188,41 +178,26 @@ def test_prints_are_shown_as_asked(capsys):
         assert capsys.readouterr().out == expected
 
 
-def test_of_prints_without_end_the_first_and_the_last_are_kept_and_the_rest_is_counted(
-    capsys, monkeypatch
-):
-    kept, end_all = [], launching._end
-
-    def end(ranks):
-        end_all(ranks)
-        kept.extend(len(r.printed) for r in ranks)
-
-    monkeypatch.setattr(launching, "KEPT", 4_000, raising=False)
-    monkeypatch.setattr(launching, "_end", end)
+def test_of_prints_that_are_not_live_the_last_are_kept(capsys, monkeypatch):
+    monkeypatch.setattr(launching, "KEPT", 4_000)
 
     def print_lines():
-        for i in range(100_000):
+        for i in range(1_000):
             print(f"line {i} é")
 
     launch(print_lines, show="all", timeout=HANG)
-    whole = "".join(f"line {i} é\n" for i in range(100_000))
+    whole = "".join(f"line {i} é\n" for i in range(1_000))
     shown = capsys.readouterr().out
     assert shown.startswith(whole), "rank 0's, live"
-    assert max(kept) <= 4_000
-    first, gap, last = re.split(r"\[rank 1\] \.\.\. (\d+) bytes .*\n", shown[len(whole) :])
-    first, last = (re.sub(r"(?m)^\[rank 1\] ", "", part).encode() for part in (first, last))
-    whole = whole.encode()
-    assert whole.startswith(first[:900])
-    assert whole.endswith(last[-900:])
-    assert abs(len(first) + int(gap) + len(last) - len(whole)) < 9, "but for letters cut in two"
-    launch(print_lines, world_size=1, show="none", timeout=HANG)
-    assert kept[-1] <= 4_000
+    last = re.sub(r"(?m)^\[rank 1\] ", "", shown[len(whole) :])
+    assert whole.endswith(last[1:])
+    assert 3_900 < len(last.encode()) <= 4_000
 
 
 def test_a_rank_waits_when_it_prints_faster_than_can_be_shown_and_its_last_words_are_shown():
     output, printing = mp.Pipe(duplex=False)
     with output, printing:
-        r = launching._Rank("rank 0 of 1", 0, None, None, output, None, live=SimpleQueue())
+        r = launching._Rank("rank 0 of 1", 0, None, 0, None, output, None, live=SimpleQueue())
         os.write(printing.fileno(), b"last words")
         for _ in range(100):
             r.live.put("")
@@ -257,10 +232,9 @@ def test_the_rank_that_raised_is_blamed_with_its_own_line_and_shows_its_prints(c
     assert launch(dist.get_rank) == [0, 1]
 
 
-@pytest.mark.parametrize("leave", [lambda: time.sleep(10 * HANG), lambda: os._exit(3)])
-def test_what_a_failed_rank_does_at_exit_does_not_hide_its_failure(leave, capsys):
+def test_what_a_failed_rank_does_at_exit_does_not_hide_its_failure(capsys):
     def work():
-        atexit.register(leave)
+        atexit.register(time.sleep, 10 * HANG)
         print("half a line", end="")
         if dist.get_rank() == 1:
             raise ValueError("the cause")
@@ -315,9 +289,7 @@ TERMINATED = "terminate called without an active exception\n"
     ("die", "how"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
-        (lambda: os.kill(os.getpid(), 35), "was killed by signal 35$"),
         (lambda: os._exit(3), "exited with 3"),
-        (lambda: abort(""), "was killed by SIGABRT\nrank 1 was at:"),
         (lambda: ctypes.string_at(0), "was killed by SIGSEGV\nrank 1 was at:"),
         (lambda: abort(TERMINATED), f"was killed by SIGABRT: {TERMINATED}rank 1 was at:"),
     ],
@@ -333,30 +305,26 @@ def test_a_rank_that_dies_is_blamed_rather_than_the_one_that_waits_for_it(die, h
     assert caught.value.kind is None
 
 
-@pytest.mark.parametrize(("extra", "aborted"), [(7, 1), (5000, 0)])
-def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(extra, aborted, monkeypatch):
+def test_a_mismatch_of_collectives_is_told_with_each_ranks_line(monkeypatch):
     # The rank that was not aborted has so long to say where it was; a busy machine needs more.
     monkeypatch.setattr(launching, "GRACE", HANG)
 
     def work():
         if dist.get_rank() == 1:
-            dist.all_reduce(torch.ones(extra))
+            dist.all_reduce(torch.ones(5000))
         for _ in range(20):  # the first may end before the other rank is aborted
             dist.all_reduce(torch.ones(1000))
 
     with pytest.raises(LaunchError, match="distributed collective mismatch") as caught:
         launch(work, timeout=HANG)
-    message = str(caught.value)
-    # By gloo. Who is wrong cannot be told, so the first sentence names both.
-    assert message.startswith(f"rank {aborted} of 2 was killed by SIGABRT: it was sent ")
-    assert "its size is wrong, or the sender's. [enforce fail" in message.partition("\n")[0]
-    first, _, then = message.partition(f"rank {aborted} was at:")[2].partition("rank ")
-    lines = {aborted: first, 1 - aborted: then}
-    assert "dist.all_reduce(torch.ones(extra))" in lines[1]
-    assert "dist.all_reduce(torch.ones(1000))" in lines[0]
-    assert f"{__file__}, line " in first
+    message = str(caught.value)  # gloo aborts the one that receives: who is wrong cannot be told
+    assert message.startswith("rank 0 of 2 was killed by SIGABRT: [enforce fail")
+    aborted, _, sender = message.partition("rank 0 was at:")[2].partition("rank ")
+    assert "dist.all_reduce(torch.ones(1000))" in aborted
+    assert "dist.all_reduce(torch.ones(5000))" in sender
+    assert f"{__file__}, line " in aborted
     # In its traceback; or where it is, if gloo has not told it that the other is gone.
-    assert re.search(rf'{re.escape(__file__)}"?, line \d', then)
+    assert re.search(rf'{re.escape(__file__)}"?, line \d', sender)
 
 
 def test_a_rank_that_goes_on_after_another_has_aborted_is_asked_where_it_is():
@@ -391,53 +359,29 @@ def test_a_rank_that_aborts_because_another_is_gone_is_not_blamed():
             launch(work, last_words, timeout=HANG)
 
 
-@pytest.mark.parametrize(
-    ("sent", "told"),
-    [(signal.SIGKILL, "was killed by SIGKILL$"), (signal.SIGSTOP, "still running after 30 s")],
-)
-def test_a_rank_that_is_killed_or_stopped_while_it_sends_its_result_is_named(sent, told):
+def test_a_rank_that_is_killed_while_it_sends_its_result_is_named():
     def work():
-        def half(file, data, write=os.write):
-            write(file, data[: len(data) // 2])
-            os.kill(os.getpid(), sent)
+        def half(connection, data, send=Connection._send):
+            send(connection, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
 
         if dist.get_rank() == 1:
-            os.write = half
+            Connection._send = half
 
-    with pytest.raises((LaunchError, TimeoutError), match=f"^rank 1 of 2 {told}"):
-        launch(work, timeout=30)
-
-
-def leave():
-    raise SystemExit(Unprintable())
+    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+        launch(work, timeout=HANG)
 
 
-class Unprintable:
-    def __repr__(self):
-        raise NotImplementedError
-
-
-class UnpicklesHere:
-    def __reduce__(self):
-        return eval, ("1 / 0",)
-
-
-class LeavesHere:
-    def __reduce__(self):
-        return leave, ()
-
-
-def test_other_ways_to_leave_are_named_too():
-    for leave, message in [
+@pytest.mark.parametrize(
+    ("leave", "message"),
+    [
         (lambda: sys.exit("enough"), "failed with SystemExit: enough"),
-        (lambda: os.environ.clear() or [][1], "of 2 failed with IndexError"),
-        (lambda: setattr(sys, "stdout", None) or [][1], "of 2 failed with IndexError"),
         (lambda: (i for i in "ab"), "the generator that was returned cannot be sent back"),
-        (UnpicklesHere, "returned a result that cannot be unpickled here: ZeroDivisionError: div"),
-        (LeavesHere, "returned a result that cannot be unpickled here: SystemExit: <exception str"),
-    ]:
-        with pytest.raises(LaunchError, match=message):
-            launch(leave, timeout=HANG)
+    ],
+)
+def test_other_ways_to_leave_are_named_too(leave, message):
+    with pytest.raises(LaunchError, match=message):
+        launch(leave, timeout=HANG)
 
 
 def test_a_place_is_told_whatever_letters_its_path_has(tmp_path):
@@ -450,34 +394,28 @@ def test_a_place_is_told_whatever_letters_its_path_has(tmp_path):
     assert told[:2] == [f"  {path}, line 3, in work", line]
 
 
-def test_time_out_says_who_was_still_running_and_where(monkeypatch):
+def test_time_out_says_who_was_still_running_and_where(tmp_path, monkeypatch):
     # A pipe may give what is in it in pieces.
     monkeypatch.setattr(os, "read", lambda file, most, read=os.read: read(file, min(most, 40)))
+    sleeps, over = tmp_path / "sleeps", [0]
 
     def wait_for_ever():
         if dist.get_rank() == 1:
-            time.sleep(10 * HANG)  # here
+            sleeps.touch()
+            time.sleep(10 * HANG)
 
-    def ask_one_that_is_stopped(pid, number, kill=os.kill):
-        if number == signal.SIGUSR1:
-            kill(pid, signal.SIGSTOP)
-            wait_until(lambda: state(pid) == "T")
-        kill(pid, number)
-        if number == signal.SIGUSR1:
-            kill(pid, signal.SIGCONT)
+    def read_and_let_time_pass(r, read=launching._read):
+        read(r)
+        over[0] = HANG * (over[0] > 0 or (r.rank == 0 and r.done and sleeps.exists()))
 
-    monkeypatch.setattr(os, "kill", ask_one_that_is_stopped)
+    monkeypatch.setattr(launching, "_read", read_and_let_time_pass)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + over[0])
     with pytest.raises(TimeoutError) as caught:
-        launch(wait_for_ever, timeout=30)
+        launch(wait_for_ever, timeout=HANG)
     message = str(caught.value)
-    assert message.startswith("rank 1 of 2 still running after 30 s\nrank 1 was at:\n")
-    assert "time.sleep(10 * HANG)  # here" in message
+    assert message.startswith(f"rank 1 of 2 still running after {HANG} s\nrank 1 was at:\n")
+    assert re.search(rf"{re.escape(__file__)}, line \d+, in wait_for_ever\n    \w", message)
     assert launch(dist.get_rank) == [0, 1]
-
-
-def print_for_ever():
-    while True:
-        print("x" * 10_000)
 
 
 def test_ranks_are_asked_where_they_are_all_at_once(monkeypatch):
@@ -494,14 +432,14 @@ def test_ranks_are_asked_where_they_are_all_at_once(monkeypatch):
     assert done == ["asked"] * 3 + [done[-1]] * 3, "stopped ranks would take five seconds each"
 
 
-@pytest.mark.parametrize("go_on", [print_for_ever, lambda: time.sleep(6000)])
-def test_a_rank_that_will_not_end_is_ended_when_another_fails(go_on):
+def test_a_rank_that_will_not_end_is_ended_when_another_fails():
     def work():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         dist.barrier()
         if dist.get_rank() == 1:
             raise ValueError
-        go_on()
+        while True:
+            print("x" * 10_000)
 
     with pytest.raises(LaunchError, match="rank 1 of 2 failed with ValueError"):
         launch(work, show="none")
@@ -536,37 +474,6 @@ def test_an_exception_of_megabytes_is_told_without_its_middle():
     assert len(message) < 200_000
 
 
-def test_a_callable_that_cannot_be_printed_is_launched_as_any_other():
-    class Task(Unprintable):
-        def __call__(self):
-            return 1
-
-    assert launch(Task(), world_size=1) == [1]
-    Task.__reduce__ = lambda self: sys.exit()
-    with pytest.raises(TypeError, match=r"^Task or its arguments cannot be sent .*SystemExit"):
-        launch(Task())
-
-
-def test_a_process_forked_from_one_that_launched_is_told_why_it_cannot():
-    source, sink = os.pipe()
-    if not (child := os.fork()):
-        try:
-            launch(int)
-        except OSError as error:
-            os.write(sink, str(error).encode())
-        os._exit(0)
-    os.close(sink)
-    with os.fdopen(source) as file:
-        assert "This process was forked from one that has launched: start" in file.read()
-    os.waitpid(child, 0)
-
-
-def test_a_terminal_that_lacks_a_letter_gets_another_one(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    launch(lambda: print("é"), show="all", timeout=HANG)
-    assert sys.stdout.buffer.getvalue() == b"?\n[rank 1] ?\n"
-
-
 def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"<lambda> or its arguments cannot be sent .*lock"):
@@ -574,23 +481,12 @@ def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     with pytest.raises(TypeError, match=r"^NoneType is no function: launch"):
         launch(print())
     for options, message in [
-        ({"timeout": math.nan}, "timeout=nan: give a number of seconds, or None"),
-        ({"timeout": "5"}, "timeout='5': give a number of seconds, or None"),
-        *(
-            (
-                {"world_size": size},
-                re.escape(f"world_size={size!r}: choose a whole number from 1 to"),
-            )
-            for size in (0, 100_000, True, 2.0, "2", None)
-        ),
+        ({"world_size": 0}, "world_size=0: choose a whole number from 1 to"),
+        ({"world_size": 100_000}, "world_size=100000: choose a whole number from 1 to"),
         ({"show": "rank1"}, "show='rank1'"),
     ]:
         with pytest.raises(ValueError, match=message):
             launch(int, **options)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=r"^LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT .*torchrun"):
-        join_group()
     monkeypatch.setattr(mp, "get_all_start_methods", lambda: ["spawn"])  # as on Windows
     with pytest.raises(OSError, match="WSL 2"):
         launch(int)
@@ -600,7 +496,6 @@ def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):
     "end",
     [
         lambda: None,
-        lambda: setattr(os, "killpg", lambda *_: time.sleep(6000)),  # late to end its group
         lambda: os.kill(os.getpid(), signal.SIGKILL),
         lambda: dist.get_rank() or os.kill(os.getppid(), signal.SIGKILL) or time.sleep(6000),
     ],
@@ -614,45 +509,3 @@ def test_what_a_rank_has_started_ends_with_it(end, tmp_path):
     with suppress(LaunchError):
         launch(start)
     wait_until(lambda: not any(map(alive, os.listdir(tmp_path))))
-
-
-UNGUARDED = """
-import os, signal, threading, time
-import torch.distributed as dist
-from torchladder.launching import launch
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` ignores it
-def sleep():
-    print(os.getpid())
-    time.sleep(6000)
-print(launch(dist.get_rank), flush=True)
-def fork():  # while ranks run, as a loader's thread may: the child has all of the caller's pipes
-    input()
-    if os.fork() == 0:
-        os.write(1, f"{os.getpid()}\\n".encode())
-        os.close(1)
-        time.sleep(6000)
-threading.Thread(target=fork, daemon=True).start()
-while True:
-    try:
-        launch(sleep, show="rank0")
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-"""
-
-
-def test_a_script_without_a_guard_launches_and_leaves_no_rank_if_interrupted_or_killed(tmp_path):
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    command = [sys.executable, tmp_path / "script.py"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    caller = subprocess.Popen(command, **pipes, text=True)
-    for before, sent in (("[0, 1]\n", signal.SIGINT), ("interrupted\n", signal.SIGKILL)):
-        assert caller.stdout.readline() == before
-        rank = int(caller.stdout.readline())
-        assert alive(rank)
-        if sent == signal.SIGKILL:
-            print(file=caller.stdin, flush=True)
-            child = int(caller.stdout.readline())
-        caller.send_signal(sent)
-        wait_until(lambda rank=rank: not alive(rank))
-    os.kill(child, signal.SIGKILL)
-    assert caller.communicate(timeout=HANG)[0] == ""

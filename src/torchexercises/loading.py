@@ -18,7 +18,7 @@ from torchladder.launching import end_with
 
 def main() -> None:
     out, grader, *names = sys.argv[1:]
-    end_with([int(grader)])  # killed, it can end nothing
+    end_with(int(grader))  # killed, it can end nothing
     check.Exercise.__call__ = lambda self, *answers, **options: None  # check cells
     hand_in = types.ModuleType("hand_in")
     hand_in.__dict__["get_ipython"] = MagicMock()  # magics of an exported notebook

@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from numbers import Integral, Real
 from queue import SimpleQueue
 from typing import Any
 
@@ -48,7 +47,7 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 # reader's.
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch")
 GRACE = 2.0  # seconds for the ranks to say what happened to them, and to leave, once one has failed
-KEPT = 10_000_000  # bytes of what a rank prints: of more, about the first and the last quarter
+KEPT = 10_000_000  # bytes of what a rank prints: of more, the last
 STARTING = threading.Lock()  # one launch at a time: see `_no_main_module`
 
 
@@ -76,13 +75,7 @@ def warm_up() -> None:
     from multiprocessing import forkserver
 
     mp.set_forkserver_preload(PRELOAD)
-    try:
-        forkserver.ensure_running()
-    except OSError as error:
-        way_out = " Set TMPDIR=/tmp and restart Python." * ("too long" in str(error))
-        if isinstance(error, ChildProcessError):  # it is another process's
-            way_out = " This process was forked from one that has launched: start it by 'spawn'."
-        raise OSError(f"No fork server: {error}.{way_out}") from None
+    forkserver.ensure_running()
 
 
 def launch(
@@ -115,7 +108,7 @@ def launch(
     show : {'rank0', 'all', 'none'}
         Whose prints to show: rank 0's as they come; with ``'all'`` then those of the other ranks,
         in rank order. A failed rank's prints are always shown. Of prints that are not shown as they
-        come, 10 MB of each rank are kept at most: of more, the middle is left out, as a line says.
+        come, the last 10 MB of each rank are kept.
     backend : str, optional
         Default ``'nccl'`` if there is a GPU for each rank, else ``'gloo'``.
 
@@ -137,12 +130,10 @@ def launch(
     if not callable(function):
         raise TypeError(f"{name} is no function: launch(train), not launch(train()).")
     most = max(64, _cores())
-    if world_size is True or not isinstance(world_size, Integral) or not 1 <= world_size <= most:
-        raise ValueError(f"world_size={world_size!r}: choose a whole number from 1 to {most}.")
+    if not 1 <= world_size <= most:
+        raise ValueError(f"world_size={world_size}: choose a whole number from 1 to {most}.")
     if show not in ("rank0", "all", "none"):
         raise ValueError(f"show={show!r}: choose 'rank0', 'all' or 'none'.")
-    if timeout is not None and not (isinstance(timeout, Real) and timeout >= 0):
-        raise ValueError(f"timeout={timeout!r}: give a number of seconds, or None for no limit.")
     method = mp.get_start_method(allow_none=True)
     job = (function, args, kwargs, cell_sources(), backend, method)
     job = _to_bytes(job, f"{name} or its arguments cannot be sent to a process")
@@ -153,19 +144,18 @@ def launch(
         try:
             keeper.start()
             while isinstance(error := said.get(), str):
-                _show(error, end="")
+                print(error, end="", flush=True)
         finally:
             os.write(wake, b"!")  # a single call in C, which no further interrupt can forestall
             if keeper.is_alive():
                 keeper.join()  # this one may be cut short: the keeper goes on
-    error = error or _unpickle(ranks)
     _print_the_others(ranks, show)
     if error:
         from torchclinic.errors import note
 
         note(error)
         raise error
-    return [r.reply[0] for r in ranks]
+    return [cloudpickle.loads(r.reply) for r in ranks]
 
 
 # --- in the caller ------------------------------------------------------------------------------
@@ -187,13 +177,7 @@ def _keep(ranks, world_size, job, timeout, show, said, stopped) -> None:
         try:
             with STARTING, _no_main_module():
                 for rank in range(world_size):
-                    try:
-                        ranks.append(_start(rank, world_size, store.port, job))
-                    except FileNotFoundError as error:
-                        way_out = "is the current folder gone, or that of temporary files?"
-                        raise OSError(
-                            f"{error}: {way_out} Then restart Python elsewhere."
-                        ) from None
+                    ranks.append(_start(rank, world_size, store.port, job))
                     if stopped.poll():
                         raise InterruptedError
             ranks[0].live = said if show != "none" else None
@@ -214,18 +198,16 @@ class _Rank:
     name: str  # "rank 1 of 2"
     rank: int
     process: BaseProcess
+    pid: Any
     result: Connection
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
     printed: bytearray = field(default_factory=bytearray)
-    left_out: int = 0  # bytes, after the first quarter of `KEPT`
     live: SimpleQueue | None = None  # of what is shown at once
     # It is shown in pieces, and a piece may end within a character.
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     alive: bool = True  # as far as is known: see `_alive`
-    received: bytearray = field(default_factory=bytearray)  # of its reply, the length first
-    # What it returned, pickled until all have ended and then in a tuple; or why it did not.
-    reply: bytes | tuple[object] | LaunchError | None = None
+    reply: bytes | LaunchError | None = None  # what it returned, pickled; or why it did not
 
     @property
     def failed(self) -> bool:
@@ -234,11 +216,6 @@ class _Rank:
     @property
     def done(self) -> bool:  # a failure is sent before what is registered at exit runs
         return not self.alive if self.failed else bool(self.reply)
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None  # it has been started
-        return self.process.pid
 
 
 def _cores() -> int:
@@ -263,8 +240,7 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     environment = os.environ | dict(zip(GROUP, map(str, values), strict=True))
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    # OpenMP ignores 0 and words. Of "2,1" the 2 counts: the rest is for nested regions.
-    if not re.fullmatch(r"0*[1-9]\d{0,3}(,.*)?", environment.get("OMP_NUM_THREADS", "")):
+    if not environment.get("OMP_NUM_THREADS", "").isdigit():
         environment["OMP_NUM_THREADS"] = str(max(1, _cores() // world_size))
     name = f"rank {rank} of {world_size}"
     process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
@@ -273,7 +249,7 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     mp.process._children.discard(process)  # pyrefly: ignore[missing-attribute] - it is private
     for connection in theirs:
         connection.close()
-    return _Rank(name, rank, process, *ours)
+    return _Rank(name, rank, process, process.pid, *ours)
 
 
 def _follow(ranks: list[_Rank], timeout: float | None, stopped: Connection) -> None:
@@ -295,11 +271,9 @@ def _read(r: _Rank) -> None:
     alive = _alive(r)  # first: what it wrote before it died is then in the pipes
     _read_prints(r)
     while not r.result.closed and r.result.poll():
-        piece = os.read(r.result.fileno(), 65536)  # what is there: the rest may never come
-        r.received += piece
-        if len(r.received) - 8 == int.from_bytes(r.received[:8], "big"):
-            r.reply, r.received = cloudpickle.loads(memoryview(r.received)[8:]), bytearray()
-        if not piece:
+        try:
+            r.reply = cloudpickle.loads(r.result.recv_bytes())
+        except (EOFError, OSError):  # it has ended, perhaps in the middle
             r.result.close()
     if not alive and not r.reply:
         r.reply = LaunchError(f"{r.name} {_death(r)}", r.rank)
@@ -308,34 +282,13 @@ def _read(r: _Rank) -> None:
 def _alive(r: _Rank) -> bool:
     """Whether a rank lives; when it is first seen not to, all that it has started is ended.
 
-    Another process may get a dead rank's number. So nothing is sent to a rank without asking this
-    first, and to its group once, here, if no process has the number: as long as the group has
-    members, none can get it.
+    Another process may get a dead rank's number later: nothing is sent without asking this first.
     """
-    if r.alive:
-        r.alive = r.process.is_alive()
-        if not r.alive:
-            try:
-                os.getpgid(r.pid)
-            except ProcessLookupError:
-                with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's
-                    os.killpg(r.pid, signal.SIGKILL)
+    if r.alive and not r.process.is_alive():
+        r.alive = False
+        with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's
+            os.killpg(r.pid, signal.SIGKILL)
     return r.alive
-
-
-def _unpickle(ranks: list[_Rank]) -> LaunchError | None:
-    """Put what was returned in place of its bytes: once all has ended, as it may run any code."""
-    for r in ranks:
-        assert isinstance(r.reply, bytes)  # else there is an error already
-        try:
-            r.reply = cloudpickle.loads(r.reply)
-        except (Exception, SystemExit) as error:  # of the result's own __setstate__, say
-            what = describe(error, cell_sources(), hide=PACKAGE)
-            text = f"{r.name} returned a result that cannot be unpickled here: {what}"
-            r.reply = LaunchError(text, r.rank, type(error).__name__)
-            r.reply.__cause__ = error
-            return r.reply
-    return None
 
 
 def _read_prints(r: _Rank) -> None:
@@ -345,9 +298,7 @@ def _read_prints(r: _Rank) -> None:
         return time.sleep(0.1)
     piece = os.read(r.output.fileno(), 2**20)  # a pipe holds 16 pages, of at most 64 kB
     r.printed += piece
-    if (before := len(r.printed)) > KEPT:
-        del r.printed[KEPT // 4 : -KEPT // 4]
-        r.left_out += before - len(r.printed)
+    del r.printed[:-KEPT]
     if r.live:
         r.live.put(r.decoder.decode(piece))
     if not piece:
@@ -362,16 +313,12 @@ def _death(r: _Rank) -> str:
     if code >= 0:
         # Python says 255, too, when it has lost the fork server, which would know.
         return f"exited with {code}" + " (or the fork server was killed)" * (code == 255)
-    names = {known.value: known.name for known in signal.Signals}  # few real-time signals
-    text = f"was killed by {names.get(-code, f'signal {-code}')}"
+    text = f"was killed by {signal.Signals(-code).name}"
     if code == -signal.SIGABRT:
         # C++ ends a process that does not catch an exception, and prints the exception.
         pattern = r"terminat(?:e called|ing).*(?:\n +what\(\): +.*)?"
         if last_words := re.findall(pattern, r.printed.decode(errors="replace")):
             text += f": {last_words[-1].rpartition('what():')[2].strip()}"
-            # Of the sender, gloo says nothing.
-            blame = r"it was sent \1 bytes, not \2: its size is wrong, or the sender's. \g<0>"
-            text = re.sub(r"\[enforce fail.* (\d+) vs (\d+)\. Received data size", blame, text)
     return text + _place(r)
 
 
@@ -421,16 +368,14 @@ def _blame(failures: list[LaunchError], unfinished: list[_Rank]) -> LaunchError:
         return 0 if died else 1, failure._when
 
     first, *others = sorted(failures, key=order)
-    # gloo aborts the rank that receives a message of the wrong size; the mistake may be with the
-    # rank that sent it, so that one's traceback is told too, or where it waits for an answer.
-    aborted = "SIGABRT" in str(first)
-    # Nor can it be known of one that died whether another rank's own error made it give up.
-    of_their_own = [failure for failure in others if failure.kind and order(failure)[0] < 2]
-    more = [
-        str(failure) for failure in (others if aborted else of_their_own if not first.kind else [])
-    ]
-    more += [place.lstrip() for place in _places_now(unfinished)] if aborted else []
-    first.args = ("\n\n".join([str(first), *(text for text in more if text)]), *first.args[1:])
+    more = []
+    if "SIGABRT" in str(first):
+        # gloo aborts the rank that receives a message of the wrong size; the mistake may be with
+        # the rank that sent it, so that one's traceback is told too, or where it waits.
+        more = [*map(str, others), *(place.lstrip() for place in _places_now(unfinished))]
+    elif not first.kind:  # perhaps another rank's own error made it give up
+        more = [str(failure) for failure in others if failure.kind and order(failure)[0] < 2]
+    first.args = ("\n\n".join(text for text in (str(first), *more) if text), *first.args[1:])
     return first
 
 
@@ -451,16 +396,9 @@ def _end(ranks: list[_Rank]) -> None:
 def _print_the_others(ranks: list[_Rank], show: str) -> None:
     """What the ranks printed, of those that are asked for or failed and were not shown live."""
     for r in ranks:
-        gap = b"\n... %d bytes left out ...\n" % r.left_out if r.left_out else b""
-        kept = gap.join((r.printed[: KEPT // 4], r.printed[KEPT // 4 :]))
-        text = kept.decode(errors="replace").rstrip("\n")
+        text = r.printed.decode(errors="replace").rstrip("\n")
         if text and not r.live and (show == "all" or r.failed):
-            _show("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")))
-
-
-def _show(text: str, end: str = "\n") -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # which may lack a character
-    print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+            print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")), flush=True)
 
 
 class _CpuPickler(cloudpickle.Pickler):
@@ -492,7 +430,7 @@ def _to_bytes(thing: object, complaint: str = "") -> bytes:
     buffer = io.BytesIO()
     try:
         _CpuPickler(buffer).dump(thing)
-    except (Exception, SystemExit) as error:  # of the thing's own __reduce__, say
+    except Exception as error:
         raise TypeError(f"{complaint}: {describe(error, {}, hide=PACKAGE)}") from None
     return buffer.getvalue()
 
@@ -504,17 +442,11 @@ def join_group(backend: str | None = None) -> None:
     """Join the process group that the environment describes (torchrun's, or `launch`'s).
 
     The rank's GPU becomes the current device. The backend is NCCL if every machine has a GPU for
-    each of its ranks, else gloo, in which case the ranks share what GPUs there are. A ValueError
-    names the variables of that environment that are missing.
+    each of its ranks, else gloo, in which case the ranks share what GPUs there are.
     """
     import torch
     import torch.distributed as dist
 
-    if missing := [name for name in GROUP if name not in os.environ]:
-        raise ValueError(
-            f"{', '.join(missing)} not set: a rank knows its group by {', '.join(GROUP)}. "
-            "Start the program with torchrun, which sets them all, or its function with launch."
-        )
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
@@ -549,13 +481,13 @@ def _run_rank(
         # caller would start them: by fork on most systems, which need not pickle a cell's classes.
         mp.set_start_method(method, force=True)
         linecache.cache.update({file: (0, None, lines, file) for file, (_, lines) in cells.items()})
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         join_group(backend)
         os.dup2(2, 1)  # only now: before PyTorch 2.12, gloo announces every connection on stdout
         value = function(*args, **kwargs)
         kind = type(value).__name__
-        reply = _to_bytes((value,), f"the {kind} that was returned cannot be sent back")
+        reply = _to_bytes(value, f"the {kind} that was returned cannot be sent back")
         function = args = kwargs = value = None
         # Before the group: a DDP reducer that outlives it aborts the process (pytorch#179291).
         gc.collect()
@@ -569,10 +501,7 @@ def _run_rank(
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
-    reply = _to_bytes(reply)
-    for rest in (memoryview(len(reply).to_bytes(8, "big")), memoryview(reply)):
-        while rest:
-            rest = rest[os.write(result.fileno(), rest) :]
+    result.send_bytes(_to_bytes(reply))
     atexit._run_exitfuncs()  # of a failure, which must not wait for them
     # With all that it has started, such as a data loader's workers. Not sys.exit, even without
     # them: gloo's threads may still run, and would abort the process (SIGABRT).
@@ -586,14 +515,8 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # A group of its own: an interrupt goes to the caller, who decides what it means here. It comes
     # before the thread that kills the group once the caller is gone.
     os.setsid()
-    parent = mp.parent_process()
-    assert parent is not None  # it was started by one
-    assert parent.pid is not None
-    caller = parent.sentinel
-    ends = [caller]
-    with suppress(AttributeError, OSError):  # Linux's: who is forked from the caller has its pipes
-        ends.append(os.pidfd_open(parent.pid))
-    end_with(ends)
+    caller: Any = mp.parent_process()
+    end_with(caller.sentinel)
     # What runs at exit is the function's own: what torch registered in the fork server takes 0.2 s.
     atexit._clear()
     finalize: Any = weakref.finalize  # whose private names the type checker does not know
@@ -613,25 +536,21 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=True)
 
 
-def end_with(ends: list[int]) -> None:
-    """End this process's group once the other end of a pipe is closed, as by its process's end.
+def end_with(pipe: int) -> None:
+    """End this process's group once a pipe's other end is closed, as by the end of its process.
 
-    Parameters
-    ----------
-    ends : list of int
-        File descriptors of such pipes. The system itself watches the first, on Linux.
+    The caller of `launch` closes it, too, if the fork server was killed.
     """
-    threading.Thread(target=_end_with_the_caller, args=(ends,), daemon=True).start()
+
+    def end() -> None:
+        wait([pipe])
+        os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
+
+    threading.Thread(target=end, daemon=True).start()
     # Linux does the same if no thread can: as one hangs with the interpreter's lock, say.
     with suppress(ImportError, AttributeError, OSError):
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
 
-        fcntl(ends[0], F_SETOWN, -os.getpid())
-        fcntl(ends[0], F_SETSIG, signal.SIGKILL)
-        fcntl(ends[0], F_SETFL, os.O_ASYNC)
-
-
-def _end_with_the_caller(ends: list[int]) -> None:
-    # It ended, or closed the process, all that it can do if the fork server was killed.
-    wait(ends)
-    os.killpg(0, signal.SIGKILL)  # with the workers of data loaders
+        fcntl(pipe, F_SETOWN, -os.getpid())
+        fcntl(pipe, F_SETSIG, signal.SIGKILL)
+        fcntl(pipe, F_SETFL, os.O_ASYNC)
