@@ -46,8 +46,6 @@ def test_dots_show_every_run_and_their_median_in_rows_from_the_top_and_from_zero
     low, high = axes.get_ylim()
     assert low > high
     assert axes.get_xlim()[0] == 0
-    with pytest.raises(ValueError, match="no values"):
-        showing.dots({}, title="t", unit="u")
 
 
 def test_html_in_a_table_is_escaped_and_it_may_be_empty_but_not_ragged():

@@ -136,7 +136,7 @@ def find_fashion_mnist(here: Host) -> object:
         print("Fashion-MNIST is not here; downloading it (31 MB)")
         try:
             data.load_dataset("fashion_mnist", download=True)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torchvision's
             reason = str(error.__cause__ or error).strip().splitlines()[-1]
             raise SessionError(
                 "this notebook needs Fashion-MNIST, which is not here and cannot be downloaded. "

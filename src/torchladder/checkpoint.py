@@ -16,11 +16,10 @@ import pickle
 import platform
 import random
 import re
-import shlex
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic import printable
 from torchclinic.modules import unwrapped
 from torchclinic.writing import LEFTOVER, atomic_file, sole_use
 from torchladder import __version__
@@ -96,9 +94,8 @@ def save(
     OSError
         If the disk is full, or not all ranks call this within ten minutes. Files stay as they were.
     ValueError
-        If two things have one name, a tensor is sharded, ``weights_only=True`` would not load
-        what was given, a setting in `run` could not be compared later (a tensor, NaN), or a
-        model's tensor could not be loaded into: an expanded one.
+        If two things have one name, a tensor is sharded, or ``weights_only=True`` would not load
+        what was given.
 
     Examples
     --------
@@ -109,9 +106,8 @@ def save(
     ...     print(path.name, list(torch.load(path)["model"]))
     step_00000007.pt ['weight', 'bias']
     """
-    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more], run or {})
+    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
     path = Path(folder, f"step_{step:08d}.pt")
-    _refuse_expanded(parts)
     rank, world_size = _meet(f"checkpoint.save to {path}", no_dist)
     by_rank = [{"rng": _rng_state(), **(of_each_rank or {})}] * world_size
     if world_size > 1:
@@ -128,7 +124,7 @@ def save(
             "versions": _VERSIONS,
             **_on_cpu(more, {}),
         }
-        _write_files(checkpoint, parts, path, keep, best)
+        _write_files(checkpoint, path, keep, best)
 
     _on_first_rank(write, rank, world_size)
     return path
@@ -152,8 +148,8 @@ def files_in(folder: str | os.PathLike) -> list[Path]:
 
     After a return to an earlier file, that need not be the one of the last step.
     """
-    files = (p for p in Path(folder).glob("step_*.pt") if p.is_file())
-    return sorted((p for p in files if re.fullmatch(r"step_\d{8,}\.pt", p.name)), key=_number_of)
+    files = (p for p in Path(folder).glob("step_*.pt") if re.fullmatch(r"step_\d{8,}", p.stem))
+    return sorted(files, key=_number_of)
 
 
 def _number_of(path: Path) -> float:
@@ -165,26 +161,14 @@ def _number_of(path: Path) -> float:
 def _saved(path: Path) -> dict[str, Any] | None:
     """What `save` wrote to a file; None if it holds something else."""
     try:
-        if not path.is_file():  # to open a pipe would wait for ever
-            return None
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        is_ours = saved.keys() >= set(_OWN_NAMES) and isinstance(saved["number"], int)
-        return saved if is_ours else None
+        return saved if saved.keys() >= set(_OWN_NAMES) else None
     except Exception:  # a damaged file can make it raise anything; `load` says that it is damaged
         return None
 
 
-def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, Any]) -> None:
+def _check_arguments(keep: int, step: int, names: list[str]) -> None:
     """Raise a ValueError before anything is written."""
-    for key, value in run.items():
-        same = None
-        with suppress(Exception):  # of whatever kind cannot be copied or compared
-            same = pickle.loads(pickle.dumps(value)) == value
-        if same is not True:
-            raise ValueError(
-                f"run[{key!r}] is {value!r:.60}, which does not equal its own copy, so no resumed "
-                "run could have the same; not saved. Give numbers, strings, or lists of them."
-            )
     if keep < 1 or step < 0:
         raise ValueError(f"keep={keep}, step={step}: keep at least 1 file; steps count from 0.")
     # Of two things under one name, the second would replace the first in the file.
@@ -195,43 +179,26 @@ def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, A
         )
 
 
-def _refuse_expanded(parts: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a model's tensor into which PyTorch cannot load."""
-    for name, part in parts.items():
-        state = unwrapped(part).state_dict() if isinstance(part, nn.Module) else {}
-        for key, value in state.items():
-            strided = isinstance(value, Tensor) and value.layout is torch.strided
-            if strided and 0 in value.stride() and not value.is_contiguous():
-                raise ValueError(
-                    f"{key!r} of {name} shows one number again and again, so that no checkpoint "
-                    f"could be loaded into it. Register what .expand() gave with .clone()."
-                )
-
-
-def _write_files(
-    checkpoint: dict[str, Any], parts: Mapping[str, Any], path: Path, keep: int, best: bool
-) -> None:
-    def is_ours(saved: dict[str, Any] | None) -> bool:
+def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) -> None:
+    def is_ours(saved: dict[str, Any]) -> bool:
         """Whether `load` would take it for one of this run: then it may go or be replaced."""
-        with suppress(Exception):  # it holds what no run saves, or another run's
-            assert saved
-            _check_agreement("", saved, parts, checkpoint["run"])
-            return all(saved[key] == checkpoint[key] for key in ("run", "classes"))
-        return False
+        return saved["run"] == checkpoint["run"] and _traits(saved) == _traits(checkpoint)
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for kind in ("step_*", "best"):  # not what `torchclinic fix` may be writing there
             for half_written in path.parent.glob(f".{kind}.pt.*{LEFTOVER}"):
-                if half_written.is_file():
-                    half_written.unlink(missing_ok=True)
+                half_written.unlink(missing_ok=True)
         there = [(file, saved) for file in files_in(path.parent) if (saved := _saved(file))]
         checkpoint["number"] = 1 + max((saved["number"] for _, saved in there), default=0)
         # Both are written before one takes its place, and the best is the first to do so: killed
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
-                files.enter_context(_out_of_the_way(target, is_ours))
+                saved = _saved(target)
+                whole = saved and is_ours(saved) and not _why_damaged(target)
+                if os.path.lexists(target) and not whole:
+                    _set_aside(target)
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
@@ -242,25 +209,13 @@ def _write_files(
         old.unlink(missing_ok=True)
 
 
-@contextmanager
-def _out_of_the_way(path: Path, is_ours: Callable[[Any], bool]) -> Iterator[None]:
-    """Rename what is there under a checkpoint's name, unless it is a whole one of this run.
-
-    If the block raises, it gets its name back.
-    """
-    if os.path.lexists(path) and not (is_ours(_saved(path)) and not _why_damaged(path)):
-        names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
-        aside = next(name for name in names if not os.path.lexists(name))
-        path.rename(aside)
-        try:
-            yield
-        except BaseException:
-            aside.rename(path)
-            raise
-        moved = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
-        print(moved, file=sys.stderr)
-    else:
-        yield
+def _set_aside(path: Path) -> None:
+    """Rename what is there under a checkpoint's name and is no whole one of this run."""
+    names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    path.rename(aside)
+    moved = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
+    print(moved, file=sys.stderr)
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
@@ -353,7 +308,6 @@ def load(
     None
     7
     """
-    _refuse_expanded(parts)
     rank, world_size = _meet(f"checkpoint.load from {source}", no_dist)
     path = _on_first_rank(lambda: _newest_whole(Path(source)), rank, world_size)
     if path is None:
@@ -371,27 +325,18 @@ def load(
 
 def _newest_whole(source: Path) -> Path | None:
     """The newest file of `source` that is whole; those that are not are named on stderr."""
-    one_file = source.is_file() or (source.suffix == ".pt" and not source.is_dir())
+    one_file = source.is_file() or source.suffix == ".pt"
     files = [source] if one_file else files_in(source)
-    damaged = False
     for path in reversed(files):
-        wrong = _why_damaged(path)
-        if not wrong and (one_file or _number_of(path) < math.inf):
+        if not (wrong := _why_damaged(path)):
             return path
-        damaged |= bool(wrong)
-        what = f"damaged ({wrong})" if wrong else "of no training run"
         before = ": trying the one before" if path != files[0] else ""
-        print(f"{path.name} is {what} and left as it is{before}", file=sys.stderr)
-    best = source / "best.pt"
-    if damaged and (saved := _saved(best)) and not _why_damaged(best):
-        step = saved["step"]
-        names = (source / f"step_{'0' * i}{step:08d}.pt" for i in itertools.count())
-        free = next(name for name in names if not os.path.lexists(name))
-        copy_it = shlex.join(["cp", "-n", "--", str(best), str(free)])
-        what = f"but best.pt, of step {step:,}. To go on from there: {copy_it}"
-        raise ValueError(printable(f"No checkpoint in {source} is whole {what}"))
-    if damaged:
-        raise ValueError(printable(f"No checkpoint in {source} is whole: take one from a backup."))
+        print(f"{path.name} is damaged ({wrong}) and left as it is{before}", file=sys.stderr)
+    if files:
+        raise ValueError(
+            f"No checkpoint in {source} is whole. To go on from best.pt, if it is, copy it to "
+            "step_00000000.pt there; else take one from a backup."
+        )
     return None
 
 
@@ -404,9 +349,7 @@ def _why_damaged(path: str | os.PathLike) -> str | None:
     with open(path, "rb") as file:  # whether it can be read at all is another question
         try:
             with zipfile.ZipFile(file) as archive:
-                # All 0 if written under torch.serialization.set_crc32_options(False).
-                checked = any(entry.CRC for entry in archive.infolist())
-                if checked and (wrong := archive.testzip()):
+                if wrong := archive.testzip():
                     return f"the checksum of {wrong} is not that of its content"
             # Mapped, so that all but the tensors is read.
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -420,17 +363,13 @@ def _check_agreement(
     name: str, checkpoint: Any, parts: Mapping[str, Any], run: Mapping[str, Any]
 ) -> None:
     """Raise a ValueError with both values wherever the file and the program differ."""
-    whole = isinstance(checkpoint, dict) and checkpoint.keys() >= set(_OWN_NAMES)
-    counts = [checkpoint[name] for name in ("epoch", "batch", "step")] if whole else []
-    if not (whole and checkpoint["rng"] and all(isinstance(n, int) and n >= 0 for n in counts)):
+    if not (isinstance(checkpoint, dict) and checkpoint.keys() >= set(_OWN_NAMES)):
         raise ValueError(f"{name} holds no training run; load_into takes the weights of any file.")
     inner = {key: unwrapped(part) for key, part in parts.items()}
-    models = {key: part.state_dict() for key, part in inner.items() if isinstance(part, nn.Module)}
+    states = {key: part.state_dict() for key, part in inner.items()}
     classes = {key: type(part).__name__ for key, part in inner.items()}
-    then = {key: checkpoint["run"].get(key, "not there") for key in run}
-    saved_models = {key: checkpoint.get(key, {}) for key in models}
-    then |= _shapes_and_classes(saved_models, checkpoint["classes"])
-    now = {**run, **_shapes_and_classes(models, classes)}
+    then = {key: checkpoint["run"].get(key, "not there") for key in run} | _traits(checkpoint)
+    now = {**run, **_traits({**states, "classes": classes})}
     differences = [
         f"{key} was {then.get(key, 'not there')}, now {now.get(key, 'not there')}"
         for key in {**then, **now}
@@ -444,16 +383,17 @@ def _check_agreement(
         )
 
 
-def _shapes_and_classes(models: Mapping[str, Any], classes: Mapping[str, str]) -> dict[str, str]:
-    """Shape and type of each tensor in the models' state dicts; the classes of other parts."""
-    described = {key: kind for key, kind in classes.items() if key not in models}
-    for key, state in models.items():
-        for name, value in state.items():
-            kind = type(value).__name__  # of extra state, which can be anything
-            if isinstance(value, Tensor):
-                kind = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            described[f"{key}'s {name}"] = kind
-    return described
+def _traits(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """What tells the parts from others: a model's shapes and types, of the rest the classes."""
+    traits = {}
+    for part, kind in checkpoint["classes"].items():
+        tensors = {key: t for key, t in checkpoint[part].items() if isinstance(t, Tensor)}
+        for key, t in tensors.items():
+            shape, dtype = tuple(t.shape), str(t.dtype).removeprefix("torch.")
+            traits[f"{part}'s {key}"] = f"{shape} {dtype}"
+        if not tensors:
+            traits[part] = kind
+    return traits
 
 
 def _message(name: str, checkpoint: Mapping[str, Any], world_size: int) -> str:

@@ -83,14 +83,7 @@ def measure(
     ----------
     device : torch.device
         Where it works; waited for before each reading of the clock.
-
-    Raises
-    ------
-    ValueError
-        If `repeats` is below 1 or `warmup` below 0.
     """
-    if repeats < 1 or warmup < 0:
-        raise ValueError(f"repeats={repeats}, warmup={warmup}: at least 1 and 0.")
     for _ in range(warmup):
         function()
     seconds = []

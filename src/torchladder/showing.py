@@ -155,14 +155,7 @@ def dots(
         A name in `COLORS` or any matplotlib colour, for all rows or by label.
     fmt : str
         How the median is written.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing to draw.
     """
-    if not values:
-        raise ValueError("There are no values to draw.")
     fig, ax = figure(title, height=1.1 + 0.38 * len(values))
     for y, (label, value) in enumerate(values.items()):
         runs = sorted(value) if isinstance(value, Sequence) else [value]

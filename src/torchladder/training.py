@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from torchladder.measuring import peak_memory, reset_peak_memory
 
 RUNGS = ("cpu", "gpu", "dp", "ddp")
 PRECISIONS = {"fp32": None, "fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
-_CHANGED = "is not as train saved it: take one from a backup, or name a new folder."
 _POSITION = ("epoch", "batch", "step", "seconds")  # where a run is, in its checkpoints
 
 
@@ -133,23 +132,24 @@ def train(
     ------
     ValueError, OSError
         For a setting that cannot work or a checkpoint of another run, before anything is trained.
-    TypeError
-        If `model` is a class, and not a model.
     FloatingPointError
         If an epoch's loss, or what would be saved, is not finite. Files stay as they were.
     """
     device = get_device(rung)
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
-    _check_settings(model, epochs, rung, precision)
-    _check_folder(checkpoint_dir, checkpoint_every)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
+    # parallel_apply hands on to its threads that autocast is on, but not its dtype.
+    if rung == "dp" and precision == "bf16-mixed":
+        raise ValueError("bf16-mixed: DataParallel would compute in fp16; choose 'fp16-mixed'.")
+    if checkpoint_every is not None and (checkpoint_every < 1 or checkpoint_dir is None):
+        what = "name a checkpoint_dir, and at least 1 step"
+        raise ValueError(f"checkpoint_every={checkpoint_every}: {what}.")
     torch.manual_seed(seed + rank)  # or dropout would drop the same on every rank
     options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "workers": workers}
     options |= {"rank": rank, "world_size": world_size, "pin_memory": device.type == "cuda"}
     batches = dataloader(data, "train", **options)
     test_batches = dataloader(data, "test", **options)
-    images = len(batches.dataset)  # pyrefly: ignore[bad-argument-type] - it is map-style
-    if batch_size > images:
-        raise ValueError(f"batch_size={batch_size}: there are {images:,} training images.")
     settings = {"data": _described(data), "model": _layers(model), "epochs": epochs, "lr": lr}
     settings |= {"seed": seed, "precision": precision}
     settings |= {"batch_size x world_size": batch_size * world_size}
@@ -161,13 +161,12 @@ def train(
     state.folder = checkpoint_dir
     with ExitStack() as lock:
         if checkpoint_dir is not None:
+            Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
             no_dist = world_size == 1
             lock.enter_context(checkpoint.only_run_in(checkpoint_dir, no_dist=no_dist))
             if world_size > 2:
                 _order_buckets(state, batches, checkpoint_dir)
         state.resume()
-        if state.batch >= len(batches):
-            raise ValueError(f"The newest checkpoint in {checkpoint_dir} {_CHANGED}")
         _train_epochs(state, batches, test_batches, checkpoint_every, on_step)
     return state.history
 
@@ -264,15 +263,12 @@ class TrainState:
         options = {"run": self.settings, "no_dist": self.world_size == 1}
         if not self.folder or not (saved := checkpoint.load(self.folder, self._parts(), **options)):
             return
-        try:
-            for name in _POSITION:
-                setattr(self, name, saved[name])
-            self.history.extend(Epoch(**epoch) for epoch in saved["history"])
-            # A row for each rank there was; in the end, the sums of all ranks are added.
-            for row in saved["totals"][self.rank :: self.world_size]:
-                self.sums = [total + number for total, number in zip(self.sums, row, strict=True)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"The newest checkpoint in {self.folder} {_CHANGED}") from error
+        for name in _POSITION:
+            setattr(self, name, saved[name])
+        self.history.extend(Epoch(**epoch) for epoch in saved["history"])
+        # A row for each rank there was; in the end, the sums of all ranks are added.
+        for row in saved["totals"][self.rank :: self.world_size]:
+            self.sums = [total + number for total, number in zip(self.sums, row, strict=True)]
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.wrapped, "optimizer": self.optimizer}
@@ -435,8 +431,6 @@ def _metrics_of(sums: list, across_ranks: bool = False) -> Metrics:
     if across_ranks:
         dist.all_reduce(totals)
     loss, correct, count = totals.tolist()
-    if not count:
-        raise ValueError("No batches: there is nothing to train on or evaluate.")
     return Metrics(loss / count, correct / count, int(count))
 
 
@@ -498,51 +492,25 @@ def _described(data: ImageData | Sequence[Dataset]) -> str:
         # pyrefly: ignore[bad-argument-type] - a map-style one has a length
         text = " and ".join(f"{type(d).__name__} of {len(d):,}" for d in data)
     numbers = 0
-    for part in [data] if isinstance(data, ImageData) else data:
-        for tensor in _tensors_of(part):
-            flat = tensor.detach().flatten()
-            some = flat[:: 1 + len(flat) // 1_000_000].cpu().contiguous()
-            numbers = zlib.crc32(some.view(torch.uint8).numpy().data, numbers)
+    for tensor in _tensors_of(data):
+        flat = tensor.detach().flatten()
+        some = flat[:: 1 + len(flat) // 1_000_000].cpu().contiguous()
+        numbers = zlib.crc32(some.view(torch.uint8).numpy().data, numbers)
     return f"{text}, checksum {numbers:08x}" if numbers else text
 
 
-def _tensors_of(data: Any) -> Iterator[Tensor]:
+def _tensors_of(data: Any) -> list[Tensor]:
     if isinstance(data, ImageData):
-        yield from (*data.split("train"), *data.split("test"))
-    elif isinstance(data, TensorDataset):
-        yield from (tensor for tensor in data.tensors if tensor.layout is torch.strided)
-    elif isinstance(data, Subset):
-        yield torch.tensor(data.indices)
-        yield from _tensors_of(data.dataset)
+        return [*data.split("train"), *data.split("test")]
+    if isinstance(data, TensorDataset):
+        return list(data.tensors)
+    if isinstance(data, Subset):
+        return [torch.tensor(data.indices), *_tensors_of(data.dataset)]
+    pair = data if isinstance(data, tuple | list) else ()
+    return [tensor for part in pair for tensor in _tensors_of(part)]
 
 
 def _layers(model: nn.Module) -> str:
     """What tells the model from one of the same shapes: the kinds of its layers."""
     first, *others = [type(module).__name__ for module in unwrapped(model).modules()]
     return f"{first} of {', '.join(sorted({*others}))}" if others else first
-
-
-def _check_settings(model: nn.Module, epochs: int, rung: str, precision: str) -> None:
-    """Raise a ValueError for a setting of `train` that cannot work."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {model!r:.60}: give a model, such as MLP(784).")
-    if not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"epochs={epochs!r}: give a whole number, at least 1.")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
-    # parallel_apply hands on to its threads that autocast is on, but not its dtype.
-    if rung == "dp" and precision == "bf16-mixed":
-        raise ValueError("bf16-mixed: DataParallel would compute in fp16; choose 'fp16-mixed'.")
-
-
-def _check_folder(folder: str | os.PathLike | None, every: int | None) -> None:
-    """Make the folder of the checkpoints, and see that it can be used."""
-    if every is not None and (every < 1 or folder is None):
-        raise ValueError(f"checkpoint_every={every}: name a checkpoint_dir, and at least 1 step.")
-    if folder is None:
-        return
-    if Path(folder).is_file():
-        raise FileExistsError(f"checkpoint_dir={str(folder)!r} is a file: name a folder.")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written: name another folder.")
