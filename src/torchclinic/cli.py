@@ -47,16 +47,9 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(status)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that repeats no argument's terminal codes; so are those of its commands."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
-def _parser() -> Parser:
+def _parser() -> argparse.ArgumentParser:
     about = "What is wrong with this error, checkpoint or machine, and what to do."
-    parser = Parser("torchclinic", description=about)
+    parser = argparse.ArgumentParser("torchclinic", description=about)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 
