@@ -169,8 +169,8 @@ class Chapters(SphinxDirective):
                 column += raw(f"<details open><summary>{part['caption']}</summary>")
                 column += [*self.parse_text_to_nodes("\n".join(lines)), raw("</details>")]
         for n, (name, chapters) in enumerate(routes):
-            read, tasks = (sum(minutes[c][i] for c in chapters.split()) / 60 for i in (0, 1))
-            routes[n] = {"name": name, "hours": f"{read:.1f} + {tasks:.1f} h", "on": chapters}
+            hours = sum(sum(minutes[c]) for c in chapters.split()) / 60
+            routes[n] = {"name": name, "hours": f"{hours:.0f} h", "on": chapters}
         index = nodes.container("", rendered("routes.html", routes=routes), *columns)
         index["classes"] = ["index"]
         for item, number in zip(index.findall(nodes.list_item), minutes, strict=True):

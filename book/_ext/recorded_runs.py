@@ -127,11 +127,11 @@ def link_runs(app, page, template, context, doctree):
     if links and WHERE in app.env.found_docs:
         links.append(f'<a href="{context["pathto"](WHERE)}">where this was run</a>')
     if links:
-        line = f'<span class="as-run-on">As run on: {" · ".join(links)}</span>'
-        # In one line with the minutes that a chapter takes, if it says them
-        said = r"(to read\.</em>.*)(?=</p>)"
-        body, said = re.subn(said, lambda told: f"{told[0]} {line}", context["body"], count=1)
-        context["body"] = body if said else body.replace("</h1>", f"</h1>\n<p>{line}</p>", 1)
+        line = f'<p class="as-run-on">As run on: {" · ".join(links)}</p>'
+        # Below the minutes that a chapter takes, folded with what it needs, if it says them
+        said = r"(?s)</h1>(.*?to read\.</em>.*?</p>(\s*<details>.*?(?=</details>))?)?"
+        body = context["body"]
+        context["body"] = re.sub(said, lambda told: f"{told[0]}\n{line}", body, count=1)
     if found:
         context["metatags"] = context.get("metatags", "") + '<meta name="robots" content="noindex">'
 
