@@ -48,7 +48,6 @@ BAD_INPUT = {
     "simulate 0 python": "0 GPUs cannot be simulated: give a number from 1 to 16.",
     "simulate 2 --name A100 python": "--name goes before the number of GPUs.",
     "simulate 2": "Give the command to run",
-    "simulate 2 nosuch": "nosuch is no command here",
 }
 
 
@@ -93,10 +92,12 @@ def test_bad_input_gets_one_sentence_and_writes_nothing(capsys, files):
     assert sorted({*os.listdir()} - {"__pycache__"}) == files
 
 
-@pytest.mark.parametrize("first", ["x = 1", "#!/nosuch/python"])
+@pytest.mark.parametrize("first", ["x = 1", "#!/nosuch/python", None])
 def test_a_program_that_the_system_cannot_run_is_one_sentence(capsys, tmp_path, first):
-    (program := tmp_path / "program").write_text(first)
-    program.chmod(0o755)
+    program = tmp_path / "program"
+    if first:
+        program.write_text(first)
+        program.chmod(0o755)
     status, _, err = answer(capsys, "simulate", "2", str(program))
     assert (status, err.count("\n")) == (2, 2)
     assert f"torchclinic simulate: {program} cannot be run (" in err
@@ -142,14 +143,6 @@ def test_a_bug_shows_its_traceback_though_it_is_a_value_error(monkeypatch):
     monkeypatch.setattr(cli, "_doctor", with_a_bug)
     with pytest.raises(ValueError, match="too many values to unpack"):
         cli.main(["doctor"])
-
-
-def test_an_interrupt_is_not_a_traceback(capsys, monkeypatch):
-    def interrupt(options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "_doctor", interrupt)
-    assert answer(capsys, "doctor") == (130, "", "torchclinic doctor: interrupted\n")
 
 
 TORCHRUN = """W1129 15:25:15.279000 437 torch/distributed/run.py:774] *****

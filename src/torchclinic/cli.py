@@ -269,8 +269,9 @@ def find_problems() -> Iterator[str]:
 # --- simulate -----------------------------------------------------------------------------------
 
 
-def capability(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
+def capability(text: str) -> tuple[int, int]:
+    major, minor = map(int, text.split("."))
+    return major, minor
 
 
 def _simulate(options: argparse.Namespace) -> None:
@@ -288,8 +289,6 @@ def _simulate(options: argparse.Namespace) -> None:
     program = options.program[0]
     if program.startswith("-"):
         raise UserError(f"{program} goes before the number of GPUs.")
-    if not shutil.which(program):
-        raise UserError(f"{program} is no command here: nothing of that name can be run.")
     print(f"Simulated GPUs: {options.count}. No time says anything about a GPU.", file=sys.stderr)
     try:
         os.execvpe(program, options.program, os.environ | inherited(settings))

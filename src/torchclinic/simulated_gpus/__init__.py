@@ -25,21 +25,19 @@ from torchclinic import OLDEST_TORCH, UserError
 
 VARIABLE = "TORCHCLINIC_SIMULATED_GPUS"
 FOLDER = str(Path(__file__).parent / "inherited")
-T4 = {"name": "Tesla T4", "capability": (7, 5), "memory": 15_843_721_216}
 
 
-def simulate_gpus(count: int = 2, *, with_real_gpu: bool = False, **gpu: Any) -> None:
+def simulate_gpus(count: int = 2, **options: Any) -> None:
     """Have this process and all that it starts see `count` simulated GPUs, for good.
 
     Parameters
     ----------
     count
         How many GPUs, 1 to 16.
-    with_real_gpu
-        Simulate though this machine has a GPU.
-    **gpu
-        What each of them is: `name` ("Tesla T4"), `capability` ((7, 5)) and `memory` in bytes
-        (15.8e9). The name always ends in "(simulated)".
+    **options
+        ``with_real_gpu=True``: simulate though this machine has a GPU. What each simulated one is:
+        `name` ("Tesla T4"), `capability` ((7, 5)) and `memory` in bytes (15.8e9). The name always
+        ends in "(simulated)".
 
     Raises
     ------
@@ -54,7 +52,7 @@ def simulate_gpus(count: int = 2, *, with_real_gpu: bool = False, **gpu: Any) ->
     >>> torch.ones(3, device="cuda:1")  # doctest: +SKIP
     tensor([1., 1., 1.], device='cuda:1')
     """
-    settings = describe(count, with_real_gpu=with_real_gpu, **gpu)
+    settings = describe(count, **options)
     before = os.environ.get(VARIABLE, settings)
     if before != settings:
         raise UserError(f"Other GPUs are simulated here already: {before}. Restart Python first.")
@@ -62,22 +60,21 @@ def simulate_gpus(count: int = 2, *, with_real_gpu: bool = False, **gpu: Any) ->
     os.environ |= inherited(settings)
 
 
-def describe(count: int, **gpu: Any) -> str:
-    """The GPUs as one line of JSON, checked."""
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 16:
+def describe(
+    count: int,
+    *,
+    name: str = "Tesla T4",
+    capability: tuple[int, int] = (7, 5),
+    memory: float = 15_843_721_216,
+    with_real_gpu: bool = False,
+) -> str:
+    """The GPUs as one line of JSON."""
+    if not 1 <= count <= 16:
         raise UserError(f"{count!r} GPUs cannot be simulated: give a number from 1 to 16.")
     if sys.platform == "win32":
         raise UserError("GPUs are simulated on Linux and macOS only; on Windows, use WSL.")
-    if unknown := gpu.keys() - T4.keys() - {"with_real_gpu"}:
-        raise TypeError(f"simulate_gpus() got an unexpected keyword argument {min(unknown)!r}")
-    gpu = {"count": count} | T4 | gpu
-    if not 0 < gpu["memory"] < float("inf"):
-        raise UserError(f"No GPU has {gpu['memory']} bytes of memory: give a number such as 16e9.")
-    if not gpu["name"].isprintable():
-        raise UserError(f"No GPU is called {gpu['name']!r}: give a name on one line.")
-    if len(gpu["capability"]) != 2 or not all(0 <= n < 100 for n in gpu["capability"]):
-        raise UserError(f"{gpu['capability']} is no compute capability: give two, such as (8, 0).")
-    return json.dumps(gpu)
+    gpu = {"name": f"{name} (simulated)", "capability": capability, "memory": int(memory)}
+    return json.dumps({"count": count, "with_real_gpu": with_real_gpu, "gpu": gpu})
 
 
 def inherited(settings: str) -> dict[str, str]:
@@ -97,16 +94,14 @@ def install(settings: str) -> None:
         return
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         raise UserError(f"GPUs are simulated for torch 2.10 and newer, not {torch.__version__}.")
-    gpu = json.loads(settings)
-    if not gpu.pop("with_real_gpu", False) and torch.cuda.is_available():
+    asked = json.loads(settings)
+    if not asked["with_real_gpu"] and torch.cuda.is_available():
         raise UserError(
             "This machine has a real GPU. Use it, or hide it with CUDA_VISIBLE_DEVICES='', or "
             "simulate all the same: with_real_gpu=True, or torchclinic simulate --with-real-gpu."
         )
-    name, capability = f"{gpu['name']} (simulated)", tuple(gpu["capability"])
-    for i in range(gpu["count"]):
-        uuid = f"GPU-simulated-{i}"
-        placing.ALL.append(placing.GPU(name, capability, int(gpu["memory"]), uuid))
+    for i in range(asked["count"]):
+        placing.ALL.append(placing.GPU(**asked["gpu"], uuid=f"GPU-simulated-{i}"))
     # Where the real GPU has been used, CUDA starts again.
     torch.cuda._initialized, torch.cuda._cached_device_count = False, None
     cuda.simulate_cuda()
