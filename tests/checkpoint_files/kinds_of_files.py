@@ -2,10 +2,12 @@
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pickle
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -106,15 +108,14 @@ class Boom:
 
 
 class Rebuilt:
-    """Pickled as a tensor of any dtype with any metadata, which need not be possible."""
+    """Pickled as two numbers of any dtype with any metadata, which need not be possible."""
 
-    def __init__(self, dtype, metadata=None, shape=(2,)):
-        self.dtype, self.metadata, self.shape = dtype, metadata, shape
+    def __init__(self, dtype, metadata=None):
+        self.about = 0, (2,), (1,), False, {}, dtype, metadata
 
     def __reduce__(self):
         numbers = torch.zeros(64, dtype=torch.uint8).untyped_storage()
-        about = 0, self.shape, torch.empty(self.shape).stride(), False, {}, self.dtype
-        return torch._utils._rebuild_tensor_v3, (numbers, *about, self.metadata)
+        return torch._utils._rebuild_tensor_v3, (numbers, *self.about)
 
 
 def net(kind=Net, *options):
@@ -181,17 +182,24 @@ def bad(message, name=None, make=None, *, inspectable=False):
 # --- plain and wrapped --------------------------------------------------------------------------
 
 
-def ddp_with_optimizer(folder):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+@contextlib.contextmanager
+def one_rank(backend="gloo", world_size=1):
+    """A process group in this process; of the backend "fake", with ranks that are not there."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=world_size)
     try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def ddp_with_optimizer(folder):
+    with one_rank():
         model = DistributedDataParallel(net())
         optimizer = torch.optim.AdamW(model.parameters())
         sum(p.sum() for p in model.parameters()).backward()
         before = {k: v.clone() for k, v in model.state_dict().items()}
         optimizer.step()
         return {"model": before, "optimizer": optimizer.state_dict(), "epoch": 3}
-    finally:
-        dist.destroy_process_group()
 
 
 def with_inner(wrap):
@@ -242,8 +250,7 @@ def nano_gpt(folder):
     }
 
 
-for _key in ("state_dict", "weights_of_mine"):
-    good(f"under_{_key}", lambda _, k=_key: {k: state(), "loss": [0.5, 0.25]}, at=_key)
+good("under_a_name_of_ones_own", lambda _: {"mine": state(), "loss": [0.5, 0.25]}, at="mine")
 good("torchvision", torchvision, at="model", calls="argparse.Namespace")
 good("nano_gpt", nano_gpt, at="model", prefix="_orig_mod.")
 good("nested_twice", lambda _: {"model": {"state_dict": state(), "arch": "net"}},
@@ -290,18 +297,13 @@ def safetensors_of_tied_weights(folder):
     return folder / "tied.safetensors"
 
 
-def safetensors_with_notes(folder, notes):
+@good()
+def safetensors_with_a_note_that_names_a_stored_tensor(folder):
     from safetensors.torch import save_file
 
+    notes = {"norm.weight": "layers.0.weight", "epoch": "conv.bias"}  # the second, by chance
     save_file(state(), folder / "x.safetensors", notes)
     return folder / "x.safetensors"
-
-
-for _name, _notes in {
-    "safetensors_with_a_note_that_names_a_stored_tensor": {"norm.weight": "layers.0.weight"},
-    "safetensors_with_notes_that_are_names_by_chance": {"epoch": "conv.bias", "x": "conv.weight"},
-}.items():
-    good(_name)(lambda folder, notes=_notes: safetensors_with_notes(folder, notes))
 
 
 @good()
@@ -366,7 +368,6 @@ legacy = good("legacy", lambda _: state(), options=OLD)
 good("legacy_data_parallel_on_cuda", lambda _: {"state_dict": DataParallel(net()).state_dict()},
      at="state_dict", prefix="module.", device="cuda:1", options=OLD)  # fmt: skip
 good("saved_on_cuda", lambda _: state(), device="cuda:7")
-good("saved_on_a_mac", lambda _: state(), device="mps")
 good("sets_of_protocol_4", at="model", options={"pickle_protocol": 4},
      make=lambda _: {"model": state(), "seen": {1, 2}, "kinds": frozenset("ab")})  # fmt: skip
 good("tied_weights", lambda _: state(Tied), model=Tied)
@@ -408,8 +409,6 @@ def hostile_model(folder):
     return model
 
 
-good("numpy_inside", lambda _: {"model": state(), "n": np.int64(3), "x": np.linspace(0, 1, 4)},
-     at="model", calls="numpy")  # fmt: skip
 good("numpy_of_protocol_5", at="model", calls="numpy", options={"pickle_protocol": 5},
      make=lambda _: {"model": state(), "x": np.linspace(0, 1, 4)})  # fmt: skip
 good("classes_inside", classes_inside, at="model", calls="builtins.range")
@@ -436,15 +435,10 @@ def keys_of_one_hash(count):
 
 good("keys_of_one_hash")(lambda folder: with_steps(folder, keys_of_one_hash(60_000)))
 MORE_IN_IT = {"needs_model": True, "more": True}
-good(
-    "one_tensor_under_many_names",
-    **MORE_IN_IT,
-    make=lambda _: state() | dict.fromkeys(map(str, range(20_000)), torch.zeros(5_000_000)),
-)
+good("one_tensor_under_many_names", **MORE_IN_IT,
+     make=lambda _: state() | dict.fromkeys("abcdefghijkl", torch.zeros(5_000_000)))  # fmt: skip
 good("one_tensor_shown_four_times", **MORE_IN_IT,
      make=lambda _: state() | {"w": torch.zeros(18_000_000).expand(4, -1)})  # fmt: skip
-good("one_long_extra_state", **MORE_IN_IT,
-     make=lambda _: state() | {"_extra_state": [None] * 1_500_000})  # fmt: skip
 
 
 WHOLE = {"calls": "kinds_of_files.Net", "holds": "a whole model, class kinds_of_files.Net"}
@@ -462,7 +456,7 @@ def with_buffers_called(names):
     return model
 
 
-for _names in (5, 1.5, "weight", torch.ones(3), [[], torch.ones(3)]):
+for _names in (5, [[], torch.ones(3)]):
     good(f"whole_model_with_buffers_called_{_names!r:.9}", calls=WHOLE["calls"],
          make=lambda _, names=_names: with_buffers_called(names))  # fmt: skip
 for _knows in (False, True):
@@ -476,19 +470,19 @@ good("whole_model_with_a_compiled_part", calls="torch._dynamo.eval_frame.Optimiz
      make=lambda _: net(Traced, torch.compile), model=Traced, prefix="_orig_mod.")  # fmt: skip
 good("whole_model_that_was_traced", calls="torch.fx.graph_module.reduce_graph_module",
      make=lambda _: torch.fx.symbolic_trace(net(Backbone)), model=Backbone)  # fmt: skip
-for _kind in ("TypedStorage", "UntypedStorage"):
-    good(f"{_kind}_beside", at="model", holds="it: a storage of 100,000,000 bytes",
+for _kind in ("typed", "untyped"):
+    good(f"{_kind}_storage_beside", at="model", holds="it: a storage of 100,000,000 bytes",
          make=lambda _, kind=_kind: {"model": state(), "it": storage(kind)})  # fmt: skip
 
 
 def storage(kind):
     found = torch.zeros(100_000_000, dtype=torch.uint8)
-    return found.untyped_storage() if kind == "UntypedStorage" else found._typed_storage()
+    return found.untyped_storage() if kind == "untyped" else found._typed_storage()
 
 
 LONG = "K " * 500_000
 good("long_key_above_many_dicts", at="model",
-     make=lambda _: {"model": state(), LONG: {str(i): {"w": torch.ones(1)} for i in range(1500)}},
+     make=lambda _: {"model": state(), LONG: {str(i): {"w": torch.ones(1)} for i in range(400)}},
 )  # fmt: skip
 
 
@@ -545,9 +539,8 @@ for _name, _message, _data in [
     bad(_message, _name, lambda _, data=_data: data)
 
 NONE = "no state dict in it"
-for _protocol in (2, 4, 5):
-    bad("was pickled by pickle.dump", f"pickled_by_protocol_{_protocol}", inspectable=True,
-        make=lambda _, p=_protocol: pickle.dumps({"model": state()}, p))  # fmt: skip
+bad("was pickled by pickle.dump", "pickled", inspectable=True,
+    make=lambda _: pickle.dumps({"model": state()}))  # fmt: skip
 bad("arrays by joblib.dump", "joblib_of_arrays",
     lambda _: b"\x80\x02cjoblib.numpy_pickle\nNumpyArrayWrapper\n0\xff\x03")  # fmt: skip
 ARRAYS = {"w": np.ones(3), "lr": np.float32(0.1)}
@@ -614,19 +607,19 @@ for _name, _message, _make in [
      lambda _: {"model.old": state(), "model": {"old": state(), "loss": 0.5}}),
     ("whole_model_with_two_tensors_of_one_name", "two tensors are called 'layers.0.weight'",
      two_tensors_of_one_name),
-    ("long_name_above_many_weights", "a name of 1,000,000 letters", long_name_above_many_weights),
+    ("long_name_above_many_weights", "more names than any model's", long_name_above_many_weights),
     ("whole_model_with_a_part_of_odd_state", "'1' is kinds_of_files.Closed object, whose weights",
      lambda _: nn.Sequential(nn.Linear(2, 2), Closed(2, 2))),
     ("whole_model_of_packed_weights", "that can be read, but 0.packed (torch.ScriptObject",
      lambda _: nn.Sequential(with_packed_weights(nn.ReLU()))),
     ("whole_model_without_weights", "no weights in it that can be read", lambda _: nn.ReLU()),
-    ("parts_that_share_parts", "far more weights than it holds", parts_that_share_parts),
+    ("parts_that_share_parts", "more names than any model's", parts_that_share_parts),
     ("sparse_tensor", "to_dense()", lambda _: state() | {"extra": torch.eye(3).to_sparse()}),
     ("meta_tensors", "of the meta device",
      lambda _: state() | {"extra": torch.empty(3, device="meta")}),
     ("quantized_by_its_dtype", "dequantize()", lambda _: state() | {"extra": Rebuilt(torch.qint8)}),
-    ("quantized_and_negative", "dequantize()",
-     lambda _: state() | {"extra": Rebuilt(torch.quint4x2, {"neg": True})}),
+    ("conjugate_of_real_numbers", "save a plain one",
+     lambda _: state() | {"extra": Rebuilt(torch.float32, {"conj": True})}),
     ("quantized_tensor", "dequantize()",
      lambda _: state() | {"extra": torch.quantize_per_tensor(torch.ones(3), 1, 0, torch.qint8)}),
 ]:  # fmt: skip
@@ -664,13 +657,6 @@ def zip_around_a_file(folder):
 def packed_entry_beside(folder):
     with zipfile.ZipFile(plain(folder), "a", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("x/bomb", bytes(10**6))
-    return folder / "x.pt"
-
-
-@bad("its entries are compressed")
-def packed_entry_that_became_no_smaller(folder):
-    with zipfile.ZipFile(plain(folder), "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x/data/99", bytes(range(256)))
     return folder / "x.pt"
 
 
@@ -739,8 +725,6 @@ for _name, _message, _steps in [
     # Memo 1 is a tensor of 8,000 rows in one number.
     ("tensor_unpacked", MORE,
      ROWS + b"0cbuiltins\nlist\nh\1\x85R0"),
-    ("pairs_that_are_tensors", "no pairs",
-     ROWS + b"0cbuiltins\ndict\n](h\1h\1e\x85R0"),
     ("stand_ins_without_end", MORE,
      b"B%b%b0" % ((10**5).to_bytes(4, "little"), bytes(10**5))
      + b"cbuiltins\nset\nq\x010](%beq\x020" % (b"G" + bytes(8) + b"2" * 9999)
@@ -761,24 +745,10 @@ def items_set_in_a_tensor_without_end(folder):
     return repacked(path, lambda _, data: data.replace(b"Rq", b"RK\0K\0sq"))
 
 
-for _name, _dtype, _metadata in [
-    ("conjugate_of_real_numbers", torch.float32, {"conj": True}),
-    ("negative_of_odd_numbers", torch.bits8, {"neg": True}),
-    ("metadata_that_is_no_truth", torch.float32, {"neg": 1}),
-    ("metadata_of_another_kind", torch.float32, {"pinned": True}),
-    ("metadata_that_is_no_dict", torch.float32, [("neg", True)]),
-]:
-    bad("a tensor with odd metadata", _name)(
-        lambda folder, of=(_dtype, _metadata): saved(folder, state() | {"extra": Rebuilt(*of)})
-    )
-
-
-@bad("do not begin where the processor")
-def complex_numbers_at_an_odd_place(folder):
-    path = saved(folder, state() | {"extra": Rebuilt(torch.complex128, {"conj": True})})
-    data = path.read_bytes()
-    path.unlink()
-    return repacked(written(folder, data), lambda _, data: data)
+@bad("numbers are in another processor's byte order")
+def of_another_processor(folder):
+    other = {"little": b"big", "big": b"little"}[sys.byteorder]
+    return repacked(plain(folder), lambda name, data: other if "byteorder" in name else data)
 
 
 for _name, *_files in [
@@ -839,9 +809,6 @@ def index_with_two_homes_for_a_key(folder):
     return written(folder, b'{"weight_map": {%b}}' % homes, "model.safetensors.index.json")
 
 
-bad("damaged", "index_without_a_map")(lambda folder: index(folder, {}))
-
-
 @bad("a device, pipe or socket")
 def pipe(folder):
     os.mkfifo(folder / "x.pt")
@@ -874,24 +841,13 @@ def shards_that_share_a_key_without_an_index(folder):
     return folder
 
 
-@bad("m-00001-of-00002.bin and m-00002-of-00002.bin are one file")
-def shards_that_are_one_file(folder):
-    first = saved(folder, state(), "m-00001-of-00002.bin")
-    (folder / "m-00002-of-00002.bin").hardlink_to(first)
-    return folder
-
-
 @bad("link out of its folder")
 def shard_that_is_a_link(folder):
     inner = linked(folder, safetensors_file(folder), "a.safetensors")
     return index(inner, {"weight_map": {"conv.weight": "a.safetensors"}}).parent
 
 
-bad("an index of 26.0 MB", "huge_index")(lambda folder: written(folder, b"[]" * 13_000_000, INDEX))
-for _name, _homes in {"list": ["x.pt"], "number": {"conv.weight": 3}, "none": None}.items():
-    bad("damaged", f"index_with_a_{_name}")(
-        lambda folder, homes=_homes: index(plain(folder).parent, {"weight_map": homes})
-    )
+bad("damaged", "index_with_a_list")(lambda f: index(plain(f).parent, {"weight_map": ["x.pt"]}))
 bad("x.pt is no dict of tensors", "shard_that_is_a_list")(
     lambda folder: index(saved(folder, ["0"]).parent, {"weight_map": {"0": "x.pt"}})
 )
@@ -909,13 +865,11 @@ for _name in (".metadata", "__0_0.distcp"):
     bad("a part of ", _name)(lambda folder, name=_name: distributed_checkpoint(folder) / name)
 
 
-for _mode in ("w", "w:gz", "w:xz"):
-
-    @bad("a tar archive, as NeMo's .nemo is", f"nemo_{_mode}")
-    def nemo(folder, mode=_mode):
-        with tarfile.open(folder / "x.nemo", mode) as archive:
-            archive.add(plain(folder), "./model_weights.ckpt")
-        return folder / "x.nemo"
+@bad("a tar archive, as NeMo's .nemo is")
+def nemo(folder):
+    with tarfile.open(folder / "x.nemo", "w:gz") as archive:
+        archive.add(plain(folder), "./model_weights.ckpt")
+    return folder / "x.nemo"
 
 
 @bad("a tar archive")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from kinds_of_files import Counting, safetensors_file, state
+from kinds_of_files import Counting, one_rank, safetensors_file, state
 from safetensors.torch import load_file  # noqa: F401 - for the cells, as the next two
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -69,10 +69,7 @@ def test_a_compiled_part_and_an_average_become_portable_and_tied_weights_stay_so
 
 
 def test_a_rank_does_not_save_its_own_rows_alone_as_the_whole_model():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with one_rank():
         model = fully_shard(nn.Linear(2, 1), mesh=dist.init_device_mesh("cpu", (1,)))
         with pytest.raises(ValueError, match="its own rows"):
             defined("portable", plain=defined("plain"))(model)
-    finally:
-        dist.destroy_process_group()

@@ -29,26 +29,22 @@ def test_fix_writes_over_no_source_and_nothing_that_is_no_file(tmp_path):
     path = plain(tmp_path)
     before = path.read_bytes()
     (tmp_path / "link.pt").symlink_to(path)
-    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "kept.pt").touch(0o444)
-    (tmp_path / "train.py").write_text("print(1)")
     for name, message in {
         path: "is the source",
         "link.pt": "is the source",
         ".": "ends in .pt or .safetensors",
-        "x.ONNX": "ends in .pt or .safetensors",
-        "train.py": "is no checkpoint",
-        "pipe": "could not be written",
-        "no/y.pt": "could not be written",
+        "train.py": "ends in .pt or .safetensors",
+        "pipe.pt": "could not be written",
         "no/../x.pt": "could not be written",
         "kept.pt": "is write-protected",
     }.items():
         with pytest.raises(CheckpointError, match=message):
             fix_checkpoint(path, tmp_path / name)
     assert path.read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["kept.pt", "link.pt", "pipe", "train.py", "x.pt"]
-    assert (tmp_path / "train.py").read_text() == "print(1)"
-    for name in ["weights", "weights", "x.SAFETENSORS"]:  # a checkpoint may be replaced
+    assert sorted(os.listdir(tmp_path)) == ["kept.pt", "link.pt", "pipe.pt", "x.pt"]
+    for name in ["y.pt", "y.pt", "x.SAFETENSORS"]:  # a checkpoint may be replaced
         fix_checkpoint(path, tmp_path / name)
     with safe_open(tmp_path / "x.SAFETENSORS", framework="pt") as file:
         assert file.keys()
@@ -125,12 +121,6 @@ def test_what_a_tensor_s_class_held_beside_its_numbers_is_said_to_be_left_out(tm
     assert said in repr(load_into(nn.Linear(2, 1, bias=False), path))
 
 
-def test_many_numbers_called_like_a_counter_are_not_left_out(tmp_path):
-    state = DataParallel(nn.Linear(2, 2)).state_dict() | {"steps": torch.ones(3)}
-    with pytest.raises(CheckpointError, match="steps has the name of a counter, and more numbers"):
-        fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
-
-
 def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path):
     """Or, if they come as copies, are made by the model, unless they differ."""
     ties = net(Tied).state_dict()
@@ -149,15 +139,13 @@ def test_ties_survive_in_both_formats_and_transformers_reads_the_second(tmp_path
         assert same(loaded, net(Tied))
     with safe_open(tmp_path / "y.safetensors", "pt") as file:
         assert file.metadata()["format"] == "pt"  # for which transformers asks
-    other_numbers = copies["head.weight"] + 1
-    other_dtype = copies["head.weight"].view(torch.int32)  # the same bits
-    for work in (load_into, lambda m, path: fix_checkpoint(path, tmp_path / "y.pt", model=m)):
-        for other in (other_numbers, other_dtype):
-            path = saved(tmp_path, copies | {"head.weight": other})
-            with pytest.raises(
-                CheckpointError, match=r"'embed.weight' and 'head.weight' differ, and T"
-            ):
-                work(loaded, path)
+    for other in (ties["head.weight"] + 1, ties["head.weight"].clone().view(torch.int32)):
+        path = saved(tmp_path, ties | {"head.weight": other})
+        says = r"'embed.weight' and 'head.weight' differ, and Tied ties them"
+        with pytest.raises(CheckpointError, match=says):
+            load_into(loaded, path)
+        with pytest.raises(CheckpointError, match=says):
+            fix_checkpoint(path, tmp_path / "y.pt", model=loaded)
     assert same(loaded, net(Tied))
 
 
@@ -177,15 +165,27 @@ def test_names_that_safetensors_keeps_for_itself_lose_no_tensor(tmp_path):
         fix_checkpoint(path, tmp_path / "z.safetensors")
 
 
-def test_numbers_that_only_overlapping_slices_hide_are_left_out(tmp_path):
-    whole = torch.arange(8.0)
-    path = saved(tmp_path, {"a": whole[0:4], "b": whole[1:5], "c": whole[:1].expand(3)})
-    report = fix_checkpoint(path, tmp_path / "y.pt")
-    assert report.cloned == ["a", "b", "c"]
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda whole: {"a": whole[0:4], "b": whole[1:5], "c": whole[:1].expand(9)},  # they overlap
+        lambda whole: {"a": whole[::2], "b": whole[::2].view(4, 1)},  # twice the same
+    ],
+)
+def test_numbers_that_no_tensor_shows_are_left_out(show, tmp_path):
+    state = show(torch.arange(8.0))
+    report = fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
+    assert report.cloned == list(state)
     assert torch.tensor(7.0).numpy().tobytes() not in (tmp_path / "y.pt").read_bytes()
-    for parts in ({"a": whole[::2], "b": whole[1::2]}, {"a": whole.view(2, 4).T}):
+    found = torch.load(tmp_path / "y.pt")
+    assert all(torch.equal(found[key], state[key]) for key in state)
+
+
+def test_slices_that_show_all_together_are_not_copied(tmp_path):
+    whole = torch.arange(8.0)
+    for parts in ({"a": whole[3:], "b": whole[:5]}, {"a": whole.view(2, 4).T}):
         report = fix_checkpoint(saved(tmp_path, parts), tmp_path / "y.pt")
-        assert report.cloned == []  # together they show all
+        assert report.cloned == []
 
 
 def test_checksums_are_written_though_torch_was_told_to_leave_them_out(tmp_path):
@@ -214,11 +214,9 @@ def test_one_number_shown_a_billion_times_does_not_fill_the_disk(tmp_path):
     assert os.listdir(tmp_path) == ["x.pt"]
     fix_checkpoint(path, tmp_path / "y.pt")
     assert (tmp_path / "y.pt").stat().st_size < 5000
-    assert torch.load(tmp_path / "y.pt")["w"].shape == (10**9,)
-    ones = torch.ones(10**5)
-    path = saved(tmp_path, {f"w{i}": ones[i:] for i in range(100)})
-    with pytest.raises(CheckpointError, match=r"400.0 kB again and again: .* 40.0 MB on the disk"):
-        fix_checkpoint(path, tmp_path / "z.safetensors")
+    path = saved(tmp_path, {"w": torch.zeros(2000)[::2].expand(10**8, 1000)})
+    with pytest.raises(CheckpointError, match=r"again and again: .* on the disk\.$"):
+        fix_checkpoint(path, tmp_path / "z.pt")
 
 
 def test_a_wider_dtype_writes_what_is_shown_again_no_larger(tmp_path):
@@ -263,24 +261,17 @@ def test_tensors_beside_the_weights_are_not_taken_for_them(tmp_path):
 LACKING = tuple(f"torch.{name}" for name in ("bcomplex", "bits", "complex32", "complex128"))
 
 
-class Marked(torch.Tensor):
-    """A subclass, whose tensors may have attributes."""
-
-
 def every_kind_of_tensor():
     """Of each dtype that torch.save takes, and lying in memory in each way."""
     wide, found = torch.randn(4, 6), {}
-    waves, other = (torch.randn(3, dtype=torch.complex64) for _ in range(2))
     for name in {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}:
         with contextlib.suppress(RuntimeError, KeyError):  # what cannot be made so, or saved
             numbers = torch.arange(64, dtype=torch.uint8).view(getattr(torch, name[6:]))
             torch.save(numbers, io.BytesIO())
             found |= {} if "quint" in name or "qint" in name else {name: numbers}
-    found["attributes"] = Marked(torch.ones(2))
-    found["attributes"].note = "from the first run"
+    found["attributes"] = torch.ones(2).as_subclass(Scaled)
+    found["attributes"].scale = 0.5
     return found | {
-        "waves": waves,
-        "conj": waves.conj(), "neg": other.conj().imag, "neg, too": torch._neg_view(wide),
         "transposed": wide.T, "strided": wide[1::2, ::3], "expanded": wide[:1].expand(3, 6),
         "scalar": wide[0, 0], "empty": torch.ones(0, 3), "nan": torch.tensor([float("nan"), -0.0]),
         "parameter": nn.Parameter(wide + 1), "requires grad": torch.ones(2, requires_grad=True),
@@ -290,7 +281,7 @@ def every_kind_of_tensor():
 
 
 def bits(tensors):
-    plain = {k: t.detach().resolve_conj().resolve_neg() for k, t in tensors.items()}
+    plain = {key: tensor.detach() for key, tensor in tensors.items()}
     return {k: (t.dtype, t.shape, bytes(t.flatten().view(torch.uint8))) for k, t in plain.items()}
 
 
@@ -321,25 +312,20 @@ def test_containers_in_extra_state_are_of_pythons_and_torchs_own_kinds(tmp_path)
     inner = nn.BatchNorm1d(2).state_dict()
     seen = {"steps": OrderedDict(a=3), "shape": torch.Size([2, 3]), "inner": inner}
     path = saved(tmp_path, {"module.w": torch.ones(2), "module._extra_state": seen})
-    assert "made plain" not in repr(fix_checkpoint(path, tmp_path / "y.pt"))
+    fix_checkpoint(path, tmp_path / "y.pt")
     found = torch.load(tmp_path / "y.pt", weights_only=True)["_extra_state"]
     assert [type(value) for value in found.values()] == [OrderedDict, torch.Size, OrderedDict]
     assert repr(found) == repr(seen)
     assert found["inner"]._metadata == inner._metadata
-    seen["counts"] = defaultdict(int, cats=3)
-    path = saved(tmp_path, {"w": torch.ones(2), "_extra_state": seen})
-    assert "made plain  what was a defaultdict" in repr(fix_checkpoint(path, tmp_path / "y.pt"))
-    found = torch.load(tmp_path / "y.pt", weights_only=True)["_extra_state"]
-    assert found["counts"] == {"cats": 3}
     inner._metadata["args"] = argparse.Namespace()
     path = saved(tmp_path, {"w": torch.ones(2), "_extra_state": inner})
     assert [*fix_checkpoint(path, tmp_path / "y.pt").dropped] == ["_extra_state"]
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_extra_state_that_torch_load_would_refuse_is_left_out(protocol, tmp_path):
-    state = {"w": torch.ones(2), "_extra_state": {"kinds": frozenset("a")}}
-    torch.save(state, tmp_path / "x.pt", pickle_protocol=protocol)
+@pytest.mark.parametrize("thing", [frozenset("a"), defaultdict(int, cats=3)])
+def test_extra_state_that_is_not_plain_is_left_out(thing, tmp_path):
+    state = {"w": torch.ones(2), "_extra_state": {"kinds": thing}}
+    torch.save(state, tmp_path / "x.pt", pickle_protocol=4)
     assert [*fix_checkpoint(tmp_path / "x.pt", tmp_path / "y.pt").dropped] == ["_extra_state"]
     assert [*torch.load(tmp_path / "y.pt", weights_only=True)] == ["w"]
 
@@ -459,24 +445,6 @@ def test_both_formats_get_the_mode_that_new_files_have(tmp_path):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(old)
-
-
-def test_numbers_that_no_tensor_shows_are_left_out_though_some_are_shown_twice(tmp_path):
-    whole = torch.arange(11.0) + 100
-    state = {"a": whole[::2], "b": whole[::2].view(6, 1)}
-    odd = whole[1::2]
-    report = fix_checkpoint(saved(tmp_path, state), tmp_path / "y.pt")
-    assert report.cloned == ["a", "b"]
-    data = (tmp_path / "y.pt").read_bytes()
-    assert not any(number.numpy().tobytes() in data for number in odd)
-    found = torch.load(tmp_path / "y.pt")
-    assert all(torch.equal(found[key], state[key]) for key in state)
-    for parts in ({"c": odd}, {"c": whole.as_strided((9, 3), (1, 1))}):
-        report = fix_checkpoint(saved(tmp_path, state | parts), tmp_path / "y.pt")
-        assert report.cloned == []  # together they show all
-    endless = {"a": whole[::2].expand(10**8, 6)}
-    with pytest.raises(CheckpointError, match=r"again and again: .* on the disk\.$"):
-        fix_checkpoint(saved(tmp_path, endless), tmp_path / "z.pt")
 
 
 def test_a_row_of_one_number_fits_a_scalar_of_the_model_and_a_longer_one_does_not(tmp_path):

@@ -3,18 +3,17 @@
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from kinds_of_files import net, same, saved, written
+from kinds_of_files import net, one_rank, same, saved, written
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import remove_parametrizations
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - the backend "fake"
 
 from torchclinic.checkpoint_files import (
     CheckpointError,
@@ -23,8 +22,6 @@ from torchclinic.checkpoint_files import (
     inspect_checkpoint,
     load_into,
 )
-from torchclinic.checkpoint_files.pickles import StandIn
-from torchladder.launching import launch
 
 
 def tensors(folder, **dtypes):
@@ -129,6 +126,9 @@ FILES = {
     "2 tensors without names under 'shadow_params'": lambda folder: saved(
         folder, {"decay": 0.9, "shadow_params": [torch.ones(2), torch.ones(3)]}
     ),
+    ", 'rb')).module_ is the model": lambda folder: written(
+        folder, b"\x80\x02cskorch.net\nNeuralNet\n)\x81}X\1\0\0\0aK\1sb."
+    ),
     "with the key 3, which is no text": lambda folder: saved(
         folder, {"w": torch.ones(2), 3: torch.ones(2)}
     ),
@@ -174,7 +174,7 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize("names", ORDINARY, ids=lambda names: names[0])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", FP8])
+@pytest.mark.parametrize("dtype", ["float32", FP8])
 def test_nothing_ordinary_is_called_quantized_or_an_adapter(names, dtype, tmp_path):
     kinds = {k: dtype if k.endswith("weight") and "scale" not in k else F32 for k in names}
     if dtype == FP8:  # a cast: with scales beside them they would be quantized
@@ -224,12 +224,14 @@ def test_a_layer_that_knows_packed_weights_takes_them(tmp_path):
     assert model["q"].weight.all()
 
 
-def save_rows(folder):
-    torch.manual_seed(7)
-    model = nn.Linear(4, 3)
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    rank = torch.distributed.get_rank()
-    torch.save({"model": model.state_dict()}, folder / f"rank{rank}.pt")
+def save_rows(model):
+    """What two ranks save of a model under FSDP2."""
+    with one_rank("fake", 2):
+        mesh = torch.distributed.init_device_mesh("cpu", (2,))
+        for rank in range(2):
+            parts = {k: whole.chunk(2)[rank].clone() for k, whole in model.state_dict().items()}
+            state = {k: DTensor.from_local(part, mesh, [Shard(0)]) for k, part in parts.items()}
+            torch.save({"model": state}, f"rank{rank}.pt")
 
 
 def told_line(path):
@@ -238,14 +240,14 @@ def told_line(path):
         told = " ".join(inspect_checkpoint(path).advice)
     except CheckpointError as error:
         told = str(error)
-    return re.search(r"(files = |torch\.save\(|for p, new).*\)", told.partition(" joins")[0])[0]
+    return re.search(r"(files = |torch\.save\().*\)", told.partition(" joins")[0])[0]
 
 
 def test_the_lines_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(7)
     model, names = nn.Linear(4, 3), {"torch": torch}
-    launch(save_rows, tmp_path, world_size=2, backend="gloo", show="none")
+    save_rows(model)
     assert "shards only (with rank1.pt)" in inspect_checkpoint("rank0.pt").advice[0]
     exec(told_line(tmp_path / "rank0.pt"), names)
     assert same(model, loaded("whole.pt"))
@@ -255,10 +257,6 @@ def test_the_lines_run(tmp_path, monkeypatch):
     torch.jit.script(model).save("script.pt")
     exec(told_line(tmp_path / "script.pt"), names)
     assert same(model, loaded("plain-2.pt"))
-    torch.save({"shadow_params": [p.detach() for p in model.parameters()]}, "ema.pt")
-    names["model"] = nn.Linear(4, 3)
-    exec(told_line(tmp_path / "ema.pt"), names)
-    assert same(model, names["model"])
 
 
 def squeezed(numbers):
@@ -346,11 +344,11 @@ def test_a_file_of_one_of_several_ranks_names_the_others(tmp_path):
     for name in names:
         saved(tmp_path, {"w": torch.ones(2)}, name)
     part = "one of 2 ranks' files (with x_rank_1.pt). If each rank saved its own shards"
-    assert part in " ".join(repr(inspect_checkpoint(tmp_path / "x_rank_0.pt")).split())
-    assert part in " ".join(repr(fix_checkpoint(tmp_path / "x_rank_0.pt", tmp_path / "y")).split())
-    for model in (nn.LayerNorm(2), nn.LayerNorm(4)):
-        with pytest.raises(CheckpointError, match=re.escape(part)):
-            load_into(model, tmp_path / "x_rank_0.pt")
+    path = tmp_path / "x_rank_0.pt"
+    for report in (inspect_checkpoint(path), fix_checkpoint(path, tmp_path / "y.pt")):
+        assert part in " ".join(repr(report).split())
+    with pytest.raises(CheckpointError, match=re.escape(part)):
+        load_into(nn.LayerNorm(2), path)
     assert "ranks' files" not in repr(inspect_checkpoint(tmp_path / "lora_rank8.pt"))
     missing = "; not here: world_size_3_rank_0, world_size_3_rank_2)."
     assert missing in " ".join(repr(inspect_checkpoint(tmp_path / names[-1])).split())
@@ -408,10 +406,10 @@ def test_weights_in_parts_and_positions_of_another_size_have_a_way(tmp_path):
     load_into(plain, parts.state_dict())
     with pytest.raises(CheckpointError, match="get_peft_model"):
         load_into(plain, {"0.base_layer.weight": torch.ones(3, 2), "0.bias": torch.ones(3)})
-    small, large = (nn.ParameterDict({"pos_embed": torch.ones(1, n, 4)}) for n in (5, 10))
-    model, source = nn.ModuleList([small, nn.Linear(1, 1)]), nn.ModuleList([large, nn.Linear(1, 1)])
-    with pytest.raises(CheckpointError, match="resample_abs_pos_embed"):
-        load_into(model, source.state_dict())
+    for name in ("pos_embed", "positional_embedding"):
+        small, large = (nn.ParameterDict({name: torch.ones(1, n, 4)}) for n in (5, 10))
+        with pytest.raises(CheckpointError, match=r"resample_abs_pos_embed.* open_clip"):
+            load_into(nn.ModuleList([small]), nn.ModuleList([large]).state_dict())
 
 
 def test_models_that_name_or_stack_the_same_weights_in_another_way_have_a_way_out(tmp_path):
@@ -434,41 +432,9 @@ def test_models_that_name_or_stack_the_same_weights_in_another_way_have_a_way_ou
         load_into(model, path)
 
 
-def test_what_the_way_out_of_a_tensor_or_program_leaves_out_is_said(tmp_path):
-    for name, words in {
-        "torchao.Int8Tensor": "Activations that it rounds too are then not rounded",
-        "a.ShardedTensor": "strict=False, of LOCAL_STATE_DICT",
-    }.items():
-        assert words in foreign.why_unread(StandIn(name), tmp_path)
-    torch.jit.script(nn.Linear(2, 1)).save(tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"but not those that torch\.ao packed"):
-        inspect_checkpoint(tmp_path / "x.pt")
-    lora = adapter(tmp_path, ADAPTERS["pipe."])
-    assert "alpha is taken to be the rank" in inspect_checkpoint(lora).advice[0]
-    small, large = (nn.ParameterDict({"positional_embedding": torch.ones(n, 4)}) for n in (5, 10))
-    with pytest.raises(CheckpointError, match="open_clip"):
-        load_into(nn.ModuleList([small]), nn.ModuleList([large]).state_dict())
-
-
-def test_a_net_of_skorch_is_told_with_its_model(tmp_path):
-    path = written(tmp_path, b"\x80\x02cskorch.net\nNeuralNet\n)\x81}X\1\0\0\0aK\1sb.")
-    assert "').module_ is the model" in "".join(
-        inspect_checkpoint(path).advice[0].replace("'rb')", "'")
-    )
-
-
 def test_a_state_dict_with_something_beside_is_not_called_plain(tmp_path):
     path = saved(tmp_path, nn.Linear(2, 1).state_dict() | {"checkpointer": {"saved": []}})
     assert "torchclinic fix" in inspect_checkpoint(path).advice[0]
-
-
-def test_a_safetensors_file_that_is_cut_or_lies_about_its_header_is_refused(tmp_path):
-    path = tensors(tmp_path, a__weight=F32)
-    whole = path.read_bytes()
-    for data in (whole[:-30], b"12345678{" + whole):
-        path.write_bytes(data)
-        with pytest.raises(CheckpointError, match=r"cut off.*Copy or save it again\."):
-            inspect_checkpoint(path)
 
 
 def test_a_slice_is_told_where_somebody_stands_in_its_folder(tmp_path, monkeypatch):
@@ -505,30 +471,13 @@ def test_one_of_several_models_in_a_flat_dict_is_chosen(tmp_path):
     twice = saved(tmp_path, {"one": both.state_dict(), "two": both.state_dict()})
     with pytest.raises(CheckpointError, match="no weights under 'teacher'"):
         load_into(model, twice, key="teacher")
-    compiled = nn.ModuleDict({"model": torch.compile(student), "teacher": teacher}).state_dict()
-    with pytest.raises(CheckpointError, match=r"key='model\._orig_mod', key='teacher'"):
-        load_into(model, saved(tmp_path, {"state_dict": compiled}))
     ordinary = {f"encoder.layers.{i}.weight": torch.ones(2) for i in range(6)}
     path = saved(tmp_path, ordinary | {"model_ema.decay": torch.ones(1)})
     assert "of one kind" not in repr(inspect_checkpoint(path))
 
 
-def test_of_two_names_for_each_tensor_of_fabrics_one_is_chosen(tmp_path):
-    """``_FabricModule`` in a module of one's own gives both of its names to a state dict."""
-    inner, state = net(), {}
-    for name in ("_forward_module", "_original_module"):
-        state |= {f"{name}.{key}": value for key, value in inner.state_dict().items()}
-    path, key = saved(tmp_path, state), "_forward_module"
-    with pytest.raises(CheckpointError, match=f"Choose one: key='{key}', key='_orig"):
-        load_into(net(), path)
-    load_into(net(), path, key=key)
-    report = fix_checkpoint(path, tmp_path / "y.pt", key=key)
-    assert list(report.names) == list(inner.state_dict())
-
-
-@pytest.mark.parametrize("pack", [list, tuple])
-def test_a_state_dict_in_a_list_is_found(pack, tmp_path):
-    path = saved(tmp_path, {"best": pack([3, {"net": nn.Linear(2, 1).state_dict()}])})
+def test_a_state_dict_in_a_list_is_found(tmp_path):
+    path = saved(tmp_path, {"best": [3, {"net": nn.Linear(2, 1).state_dict()}]})
     assert inspect_checkpoint(path).weights_at == "best.1.net"
     load_into(nn.Linear(2, 1), path, key="best.1.net")
     fix_checkpoint(path, tmp_path / "y.pt")
@@ -553,13 +502,6 @@ def test_averages_in_a_list_are_named_with_the_line_that_takes_them(tmp_path, mo
     line = re.search(r"for p, new.*_\(new\)", report)[0]
     exec(line, {"torch": torch, "model": model})
     assert same(model, average)
-
-
-def test_many_names_of_one_long_list_take_a_moment(tmp_path):
-    row = [torch.ones(1)] * 30_000 + [1]
-    started = time.perf_counter()
-    inspect_checkpoint(saved(tmp_path, {str(i): row for i in range(30_000)}))
-    assert time.perf_counter() - started < 30
 
 
 def test_of_an_adapters_config_nothing_is_read_outside_its_folder_and_no_pipe(tmp_path):

@@ -5,14 +5,13 @@ import json
 import os
 import re
 import subprocess
-import time
 import zipfile
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from kinds_of_files import GOOD, Tied, net, plain, repacked, saved
+from kinds_of_files import GOOD, Tied, net, plain, saved
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
@@ -20,10 +19,10 @@ from torch.nn.parallel import DataParallel
 from torchclinic.checkpoint_files import (
     CheckpointError,
     fix_checkpoint,
-    foreign,
     inspect_checkpoint,
     load_into,
     reading,
+    weights,
 )
 
 
@@ -36,11 +35,10 @@ def test_names_in_a_file_cannot_send_codes_to_the_terminal(tmp_path):
 
 
 def test_a_report_on_thousands_of_keys_is_short(tmp_path):
-    state = {f"a.long.name.of.the.layer.{i}.weight": torch.zeros(1) for i in range(3000)}
+    state = {f"a.long.name.of.the.layer.{i}.weight": torch.zeros(1) for i in range(1016)}
     text = repr(inspect_checkpoint(saved(tmp_path, state)))
     assert len(text.splitlines()) < 40
-    assert "2,984 more" in text
-    assert "3,000 tensors" in text
+    assert "1,000 more" in text
 
 
 def test_ties_and_views_are_named_in_a_whole_model_too(tmp_path):
@@ -93,22 +91,6 @@ def test_the_numbers_of_a_large_file_are_read_on_request_only(tmp_path, monkeypa
     assert inspect_checkpoint(path, verify=True).checksums == "right, of 11 storages"
 
 
-def test_the_checksums_of_numbers_that_torch_swaps_are_not_compared(tmp_path):
-    path = repacked(plain(tmp_path), lambda name, data: b"big" if "byteorder" in name else data)
-    assert inspect_checkpoint(path).checksums == "none in this file"
-
-
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex32, torch.float32])
-def test_numbers_that_torch_would_not_swap_are_refused(dtype, tmp_path):
-    path = saved(tmp_path, {"w": torch.ones(2, dtype=torch.float32).to(dtype)})
-    path = repacked(path, lambda name, data: b"big" if "byteorder" in name else data)
-    if dtype == torch.float32:
-        assert "w" in inspect_checkpoint(path).keys
-    else:
-        with pytest.raises(CheckpointError, match=f"PyTorch does not turn {dtype}"):
-            inspect_checkpoint(path)
-
-
 class Writes(nn.Module):
     """Its program writes a file when it is loaded."""
 
@@ -156,15 +138,8 @@ def test_an_index_is_utf8_whatever_the_locale_is(tmp_path, monkeypatch):
     assert list(inspect_checkpoint(index).keys) == ["größe"]
 
 
-HOSTILE = [
-    "$(touch x)",
-    "a;touch y",
-    "it's `b`",
-    "new\nline\x1b[31m\t\u200b",
-    "-o",
-    "two  spaces " * 9,
-]
-HOSTILE += ["back\\slash", 'quo"te', "'; touch z #", "1: --key $(touch w) ", "~", "é\udcff", "*"]
+HOSTILE = ["$(touch x)", "a;touch y", "it's `b`", "-o", "two  spaces " * 9, "back\\slash"]
+HOSTILE += ['quo"te', "'; touch z #", "1: --key $(touch w) ", "~", "*"]
 
 
 def words_of(command, folder):
@@ -186,6 +161,15 @@ def test_a_command_to_copy_is_that_command_whatever_the_names_in_a_file(tmp_path
         assert words in (["--key", name], [f"--key={name}"])
 
 
+@pytest.mark.parametrize("name", ["new\nline\x1b[31m", "é\udcff"])
+def test_a_command_to_copy_has_no_name_that_is_not_printable(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(Path(), {"model": net().state_dict(), name: net().state_dict()}).rename(name)
+    report = repr(inspect_checkpoint(name))
+    assert "torchclinic fix ... -o fixed.pt makes" in report
+    assert re.search(r"^or take +\.\.\.: --key \.\.\.$", report, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -204,7 +188,7 @@ def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, mon
     path.unlink()
     path.mkdir()
     for inside, pattern in {
-        "data.pkl": r"zip -0 -r x\.pt .*",
+        "data.pkl": r"zip -0 -r x\.pt .*(?=\))",
         ".metadata": "python .* whole.pt",
     }.items():
         (path / inside).touch()
@@ -216,19 +200,10 @@ def test_a_command_to_copy_is_that_command_whatever_the_path(name, tmp_path, mon
 
 def test_an_unpacked_file_is_packed_by_the_command_wherever_one_stands(tmp_path, monkeypatch):
     home = tmp_path / "it's here" / "x"
-    (home / "in").mkdir(parents=True)
     with zipfile.ZipFile(saved(tmp_path, {"w": torch.ones(2)})) as archive:
-        archive.extractall(tmp_path)
-    for path in next(tmp_path.glob("*/data.pkl")).parent.iterdir():
-        path.rename(home / path.name)
-    for i, (place, name) in enumerate(
-        [
-            (home.parent, "x"),
-            (tmp_path, home.relative_to(tmp_path)),
-            (home, "."),
-            (home / "in", ".."),
-        ]
-    ):
+        archive.extractall(home.parent)
+    (home / "in").mkdir()
+    for i, (place, name) in enumerate([(home.parent, "x"), (home / "in", "..")]):
         monkeypatch.chdir(place)
         with pytest.raises(CheckpointError) as caught:
             inspect_checkpoint(name)
@@ -269,8 +244,7 @@ def test_what_a_run_keeps_is_not_offered_as_weights(kind, tmp_path):
 
 
 def test_the_usual_names_of_weights_win_over_another_models(tmp_path):
-    names = "state_dict model_state_dict model model_state net network module weights params"
-    for name in [*names.split(), "model_weights", "net_state_dict"]:
+    for name in weights.WEIGHTS:
         path = saved(tmp_path, {"critic": net().state_dict(), name: net().state_dict()})
         assert inspect_checkpoint(path).weights_at == name
 
@@ -327,20 +301,3 @@ def test_what_an_index_does_not_list_is_told(tmp_path):
         load_into(two, tmp_path),
     ):
         assert "left out    2 in shards, and not in the index there: b, d" in repr(report)
-
-
-def test_the_names_of_all_shards_are_not_made_for_each_file_of_a_folder(tmp_path):
-    for number in range(50):
-        (tmp_path / f"model-{number:05d}-of-09999.bin").touch()
-    parts_of = mock.Mock(wraps=foreign.parts_of)
-    with mock.patch.object(reading, "parts_of", parts_of), pytest.raises(CheckpointError):
-        inspect_checkpoint(tmp_path)
-    assert parts_of.call_count == 2
-
-
-def test_a_long_key_above_many_dicts_is_shown_once(tmp_path):
-    key, many = "k" * 1_000_000, {str(i): {} for i in range(20_000)}
-    path = saved(tmp_path, {key: many, "model": {"w": torch.ones(1)}})
-    started = time.process_time()
-    inspect_checkpoint(path)
-    assert time.process_time() - started < 60  # one; a copy of the key for each took two minutes

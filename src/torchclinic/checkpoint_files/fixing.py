@@ -23,7 +23,7 @@ from torchclinic.checkpoint_files.keys import (
     renamed_versions,
 )
 from torchclinic.checkpoint_files.loading import match_model, misfit
-from torchclinic.checkpoint_files.pickles import storage_id, walk
+from torchclinic.checkpoint_files.pickles import storage_id
 from torchclinic.checkpoint_files.reading import (
     ENDINGS,
     LIGHTNING,
@@ -37,8 +37,6 @@ from torchclinic.modules import unwrapped
 from torchclinic.tables import in_bytes
 from torchclinic.writing import atomic_file
 
-# What is no file of PyTorch's by its name, and would be one by its contents.
-OTHER_FORMATS = {".onnx", ".gguf", ".h5", ".hdf5", ".keras", ".npy", ".npz", ".json", ".tflite"}
 COUNTER = "AveragedModel's counter"
 
 
@@ -102,21 +100,12 @@ def fix_checkpoint(
     (['weight', 'bias'], {'epoch': '3'})
     """
     target, checkpoint = Path(dst), open_checkpoint(src)
-    if target.is_dir() or target.suffix.lower() in OTHER_FORMATS:
+    if target.is_dir() or not target.name.lower().endswith(ENDINGS):
         raise CheckpointError(f"{target}: name a file to write that ends in .pt or .safetensors.")
     if target.exists() and any(target.samefile(file) for file in checkpoint.files):
         raise CheckpointError(f"{target} is the source: name another file.")
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise CheckpointError(f"{target} is write-protected: name another file, or chmod +w it.")
-    is_named_so = target.name.lower().endswith(ENDINGS)
-    if not is_named_so and target.is_file() and target.stat().st_size:
-        try:
-            open_checkpoint(target)
-        except CheckpointError:
-            raise CheckpointError(
-                f"{target} is there, and is no checkpoint: name a file that ends in .pt or "
-                ".safetensors, or move that one away."
-            ) from None
     shard = part_note(checkpoint.path) if SHARD.search(checkpoint.path.name) else ""
     if shard and model is None:
         raise CheckpointError(f"{checkpoint.path}: {shard} Nothing was written.")
@@ -132,7 +121,6 @@ def fix_checkpoint(
     names = _names(checkpoint, found, model, what)
     dropped = weights.described(rest)
     taken = set(names.values())
-    _no_counter_of_many(checkpoint.path, {k: found[k] for k in found if k not in taken}, found)
     for old in [key for key in found if key not in taken]:
         dropped[old] = COUNTER if is_counter(old, found) else "the model has no such key"
     values = {new: found[old] for new, old in names.items()}
@@ -151,9 +139,6 @@ def fix_checkpoint(
     versions = renamed_versions(versions, {old: new for new, old in names.items()})
     _write(checkpoint, values, target, versions)
     rows = _rows(done, checkpoint, target, where, devices)
-    extra = [thing for value in values.values() for _, thing in walk(value)]
-    if "collections.defaultdict" in checkpoint.imports and any(type(e) is dict for e in extra):
-        rows["made_plain"] = "what was a defaultdict in extra state is a dict, without a default"
     done.text = lines(file=f"{src} -> {target}", **rows)
     return done
 
@@ -193,15 +178,6 @@ def _convert(
     except (CheckpointError, NotImplementedError) as error:  # float4 has no conversion
         raise CheckpointError(f"{path}: {error}") from error
     return dict(counts), {key: count for key, count in changed.items() if count}
-
-
-def _no_counter_of_many(path: Path, left: dict[str, Any], found: dict[str, Any]) -> None:
-    for key, value in left.items():
-        if is_counter(key, found) and getattr(value, "shape", ()) not in ((), (1,)):
-            raise CheckpointError(
-                f"{path}: {key} has the name of a counter, and more numbers than one. Nothing was "
-                "written: --for names the model that it belongs to."
-            )
 
 
 def _rows(

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile, groupby, takewhile
+from itertools import dropwhile, groupby
 from typing import Any
 
 from torchclinic.checkpoint_files.reading import LIGHTNING, CheckpointError
@@ -104,8 +104,7 @@ def prefix_notes(prefixes: Mapping[str, int], keys: Collection[str]) -> list[str
 def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) -> dict[str, str]:
     """Names without wrappers for `keys`, when there is no model to compare with.
 
-    ``module.`` is taken off once (twice under AveragedModel, and once more after each wrapper
-    that only wrappers are called like), and only if all keys begin so;
+    ``module.`` is taken off once (twice under AveragedModel), and only if all keys begin so;
     likewise ``_module.``; and ``model.``, if what is `beside` them is Lightning's. AveragedModel's
     counter goes.
 
@@ -120,10 +119,10 @@ def clean_names(path: Any, keys: Iterable[str], beside: Collection[str] = ()) ->
     {'_orig_mod.module.fc.weight': 'fc.weight', '_orig_mod.module.module.bias': 'module.bias'}
     """
     every = {key: drop_segments(key) for key in keys}
-    names = _off("_module.", _without_counter(every))
-    times = max(1 + len(every) - len(names), min(map(_modules_in_front, names), default=1))
-    times = min([times, *(_leading("module", new) for new in names.values())])
-    names = _off("model." * (LIGHTNING in beside), _off("module." * times, names))
+    names = _without_counter(every)
+    averaged = len(names) < len(every)
+    for prefix in ["_module.", "module.", "module." * averaged, "model." * (LIGHTNING in beside)]:
+        names = _off(prefix, names)
     if collision := _collision(names):
         raise CheckpointError(
             f"{path}: Without wrappers, {collision} would be one key: nothing was changed. Rename "
@@ -143,21 +142,6 @@ def _without_counter(names: dict[str, str]) -> dict[str, str]:
     every = names.values()
     its = {new for new in every if is_counter(new, every) and _is_beside(new, every)}
     return {key: new for key, new in names.items() if new not in its}  # else the model's own
-
-
-def _modules_in_front(key: str) -> int:
-    """How many ``module`` a key begins with that have another wrapper's name between them.
-
-    >>> _modules_in_front("_orig_mod.module._orig_mod.module.module.weight")
-    2
-    """
-    front = takewhile(WRAPPERS.__contains__, key.split("."))
-    return sum(part == "module" for part, _ in groupby(front))
-
-
-def _leading(part: str, key: str) -> int:
-    """With how many of this part a key begins, before its last one."""
-    return sum(1 for _ in takewhile(part.__eq__, key.split(".")[:-1]))
 
 
 def _collision(names: Mapping[str, str]) -> str:

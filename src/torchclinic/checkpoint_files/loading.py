@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchclinic.checkpoint_files import foreign
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
-from torchclinic.checkpoint_files.memory import bits, clash, in_memory_of, is_plain, ties
+from torchclinic.checkpoint_files.memory import clash, is_plain, memory_of, ties
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
 from torchclinic.checkpoint_files.weights import (
@@ -33,7 +33,8 @@ UNREADY: dict[str, Callable[[Any], bool]] = {
     "lazy": nn.parameter.is_lazy,
     "sharded": lambda value: hasattr(value, "full_tensor"),  # a DTensor
 }
-PLAIN_LOAD = nn.Module._load_from_state_dict
+
+PLAIN_LOAD = nn.Module._load_from_state_dict  # batch norm's own may do without its counter
 
 
 def load_into(
@@ -96,16 +97,17 @@ def load_into(
     _refuse_unready(plain, ours)
     found = match_model(where, values, plain)
     what = foreign.what_it_is(state, checkpoint.path if checkpoint else Path(), at)
-    may_know = strict and any(map(_runs_code, plain.modules()))  # as bitsandbytes' layers do
-    if what and found.problems() and not may_know:
+    runs_code = any(map(_runs_code, plain.modules()))  # and may know these, as bitsandbytes' does
+    if what and found.problems() and not (strict and runs_code):
         raise CheckpointError(f"{where}: {what}")
-    if found.problems() and (strict or not found.names) and not any(map(_judges, plain.modules())):
+    is_simple = all(type(m)._load_from_state_dict is PLAIN_LOAD for m in plain.modules())
+    if found.problems() and (strict or not found.names) and is_simple and not runs_code:
         raise misfit(where, plain, found, _not_strict(found))
     if checkpoint:
         checkpoint.verify(tensors_in(values).items())
     versions = getattr(state, "_metadata", None)
     try:
-        made = _load(where, values, found, strict, plain, ours, versions)
+        made = _load(where, values, found, strict, plain, ours, versions, runs_code)
     except CheckpointError as error:
         if what:
             raise CheckpointError(f"{where}: {what}") from error
@@ -136,16 +138,13 @@ def _report(
     `made` are keys that the model's own code made, `others` are more weights in the file, and
     `unlisted` are lines on those that an index does not list, and on what tensors had else.
     """
-    pairs = [(values[old], ours.get(key)) for key, old in found.names.items()]
-    both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    kinds = Counter(f"{a.dtype} to {b.dtype}" for a, b in both if a.dtype != b.dtype)
-    kinds = {kind.replace("torch.", ""): n for kind, n in kinds.items()}
-    done = Report(**vars(found), converted=kinds, changed={})
-    for key, old in found.names.items():
-        new, mine = values[old], ours.get(key)
-        differ = is_plain(new) and is_plain(mine) and new.dtype != mine.dtype
-        if differ and (count := changed(new, mine.dtype)):
-            done.changed[key] = count
+    pairs = {key: (values[old], ours[key]) for key, old in found.names.items() if key in ours}
+    pairs = {key: pair for key, pair in pairs.items() if all(map(is_plain, pair))}
+    differ = {key: (a, b.dtype) for key, (a, b) in pairs.items() if a.dtype != b.dtype}
+    kinds = Counter(f"{a.dtype} to {kind}".replace("torch.", "") for a, kind in differ.values())
+    counts = {key: changed(*pair) for key, pair in differ.items()}
+    counts = {key: count for key, count in counts.items() if count}
+    done = Report(**vars(found), converted=dict(kinds), changed=counts)
     renamed = sum(key != old for key, old in found.names.items())
     rest = [
         f"{n:.80}: {way_out or f'weights too; key={literal(n, 300)} takes them'}"
@@ -155,7 +154,7 @@ def _report(
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
-        changed=count_note(done.changed, len(both), NOT_ROUNDED),
+        changed=count_note(done.changed, len(pairs), NOT_ROUNDED),
         made=[f"by the model's own code, {counted(made)}"] * bool(made),
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
@@ -173,14 +172,15 @@ def _load(
     model: nn.Module,
     ours: dict[str, Any],
     versions: Mapping[str, Any] | None,
+    runs_code: bool,
 ) -> list[str]:
     """``load_state_dict``, which has the last word on `found`; or the model is as it was.
 
     What is given back are keys that code of the model's has made from others.
 
     It is given all keys, and what was noted beside them: a module may know older names of its own.
-    Whether torch can copy each tensor is tried with a few numbers of it. What code in the model
-    will do with the values cannot be known: a model with such code, and only it, is copied before.
+    Whether torch can copy each tensor is tried with a few numbers of it. The model is copied before
+    if torch, or code in the model, may refuse when some values are there already.
     """
     _try_copies(where, {key: (ours[key], values[old]) for key, old in found.names.items()})
     values = values | _copies({old: values[old] for old in found.names.values()}, ours)
@@ -191,12 +191,12 @@ def _load(
     if versions is not None:
         given.__dict__["_metadata"] = renamed_versions(versions, found.renamed)
     may_refuse = bool(found.problems()) and (strict or not found.names)
-    with _as_it_was(where, model, ours, may_refuse or any(map(_runs_code, model.modules()))):
+    with _as_it_was(where, model, ours, may_refuse or runs_code):
         own_method = type(model).load_state_dict is not nn.Module.load_state_dict
         try:
             told = model.load_state_dict(given, strict=strict and own_method)
-        except RuntimeError as error:  # batch norm's code leaves shapes to torch
-            if strict and found.mismatched_shapes and not any(map(_runs_code, model.modules())):
+        except RuntimeError as error:
+            if may_refuse and not runs_code:  # by torch, of shapes that differ
                 raise misfit(where, model, found, _not_strict(found)) from error
             raise
         if told is None:  # by a method of the model's own
@@ -224,7 +224,7 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
             parts = [part for m in model.modules() for part in (m._parameters, m._buffers)]
             extra = deepcopy({k: v for k, v in ours.items() if k.endswith(EXTRA_STATE)})
             there = [tensor for part in parts for tensor in part.values() if tensor is not None]
-            numbers = {tensor: tensor.detach().clone() for tensor in there}
+            numbers = {tensor: tensor.detach().to("cpu", copy=True) for tensor in there}
             tables = [(part, dict(part)) for part in parts]
         yield
     except BaseException as error:
@@ -247,8 +247,9 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
 
 def _copies(values: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Tensor]:
     """Of tensors that lie in the model's own memory: what is written there would change them."""
-    mine, theirs = ({k: v for k, v in d.items() if is_plain(v)} for d in (ours, values))
-    return {key: values[key].clone() for key in in_memory_of(mine, theirs)}
+    mine = {memory_of(value) for value in ours.values() if is_plain(value)}
+    theirs = {key: value for key, value in values.items() if is_plain(value)}
+    return {key: value.clone() for key, value in theirs.items() if memory_of(value) in mine}
 
 
 def _try_copies(where: Any, pairs: dict[str, tuple]) -> None:
@@ -277,11 +278,6 @@ def _runs_code(module: nn.Module) -> bool:
     return bool(hooks) or not all(m.__module__.startswith("torch.nn.") for m in methods)
 
 
-def _judges(module: nn.Module) -> bool:
-    """Whether it may load keys that it does not have itself, as torch's batch norm does."""
-    return _runs_code(module) or type(module)._load_from_state_dict is not PLAIN_LOAD
-
-
 def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
     """`match` with a model's state dict; a tied tensor may be in the file under one name.
 
@@ -296,34 +292,24 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
     found = match(values, state)
     missing = {*found.missing_keys}
 
-    def refuse(homes: list[str]) -> None:
-        differ, of = some(map(repr, homes), between=" and "), type(model).__name__
-        if len(homes) == 1:
-            raise CheckpointError(
-                f"{where}: {differ} has numbers that differ where that of {of} shows one number "
-                "twice. Give a model with its clone()."
-            )
+    pairs = {name: (state[name], values[old]) for name, old in found.names.items()}
+    pairs = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair))}
+    mine, theirs = ({name: pair[i] for name, pair in pairs.items()} for i in range(2))
+    if names := clash(mine, theirs):
+        differ = some((repr(found.names[name]) for name in names), between=" and ")
         raise CheckpointError(
-            f"{where}: {differ} differ, and {of} ties them. Give a model with a tensor for each."
+            f"{where}: numbers of {differ} differ, and {type(model).__name__} ties them. Give a "
+            "model with a tensor for each."
         )
-
     for names in ties(state):
         homes = [found.names[name] for name in names if name in found.names]
         if len(names) < 2 or not homes:
             continue
-        first, *others = [(values[home].dtype, bits(values[home])) for home in homes]
-        if not all(first[0] == dtype and torch.equal(first[1], same) for dtype, same in others):
-            refuse(homes)
         values |= dict.fromkeys(homes, values[homes[0]])
         like = (values[key] for key in found.unexpected_keys)
         if any(is_plain(value) and value.shape == state[names[0]].shape for value in like):
             continue  # a tensor for each, one of them under another name
         found.names |= {name: homes[0] for name in names if name in missing}
-    pairs = {name: (state[name], values[old]) for name, old in found.names.items()}
-    pairs = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair))}
-    mine, theirs = ({name: pair[i] for name, pair in pairs.items()} for i in range(2))
-    if names := clash(mine, theirs):
-        refuse([found.names[name] for name in pairs if name in names])
     found.missing_keys = [key for key in found.missing_keys if key not in found.names]
     return found
 

@@ -119,8 +119,6 @@ def _key(key: Any) -> Any:
 
 
 def _dict(pairs: Iterable = (), kind: type[dict] = dict) -> dict:
-    if not all(isinstance(pair, list | tuple) for pair in pairs):  # a row of a tensor is a tensor
-        raise pickle.UnpicklingError("a dict of what are no pairs")
     return kind((_key(pair[0]), pair[1]) for pair in pairs)
 
 
@@ -139,13 +137,8 @@ def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata
         return StandIn(f"torch._utils._rebuild_tensor of {storage.name}")
     if str(dtype).startswith(("torch.qint", "torch.quint")):  # torch crashes on some such
         return StandIn("torch._utils._rebuild_qtensor")
-    # Bits that torch believes: those on other dtypes can end the process.
-    bits = {"conj": dtype.is_complex, "neg": dtype.is_complex or dtype.is_floating_point}
-    if metadata and not (
-        isinstance(metadata, dict)
-        and all(bits.get(name) and isinstance(bit, bool) for name, bit in metadata.items())
-    ):
-        raise pickle.UnpicklingError(f"a tensor with odd metadata for {dtype}")
+    if metadata:  # bits that torch believes: on some dtypes, they can end the process
+        return StandIn("torch._utils._rebuild_conjugate_or_negative")
     if max(len(size), len(stride)) > 64:  # PyTorch's own limit, which it does not keep here
         raise pickle.UnpicklingError(f"a tensor of {len(size)} dimensions")
     if not all(type(n) is int and 0 <= n < 2**63 for n in (offset, *size, *stride)):
@@ -158,9 +151,7 @@ def _tensor_of_dtype(storage, offset, size, stride, grad, hooks, dtype, metadata
         raise pickle.UnpicklingError(f"a tensor of shape {size} in {there} bytes")
     if dtype == torch.complex128 and storage._untyped_storage.data_ptr() % 16:
         raise pickle.UnpicklingError(f"{dtype} numbers do not begin where the processor needs it")
-    return torch._utils._rebuild_tensor_v3(
-        storage, offset, size, stride, False, None, dtype, metadata
-    )
+    return torch._utils._rebuild_tensor_v3(storage, offset, size, stride, False, None, dtype)
 
 
 def overflows(shape: Iterable[int], dtype: torch.dtype) -> bool:
@@ -172,7 +163,6 @@ def overflows(shape: Iterable[int], dtype: torch.dtype) -> bool:
 CALLED = {
     "collections.OrderedDict": lambda pairs=(): _dict(pairs, OrderedDict),
     "builtins.dict": _dict,
-    "collections.defaultdict": lambda *factory: {},
     "builtins.list": list,
     "builtins.set": _set,
     "builtins.complex": complex,
@@ -198,7 +188,8 @@ class _InertUnpickler(pickle._Unpickler):
     pop_mark: Callable[[], list]
     load_binbytes8: Callable[[], None]
     dispatch: ClassVar[dict[int, Callable]] = dict(pickle._Unpickler.dispatch)
-    del dispatch[pickle.DICT[0]]  # protocol 0's, in whose files PyTorch finds no tensor
+    for step in (pickle.DICT, pickle.INST, pickle.OBJ):  # of protocols that torch does not write
+        del dispatch[step[0]]
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)
@@ -247,9 +238,6 @@ class _InertUnpickler(pickle._Unpickler):
     def load_newobj_ex(self) -> None:
         self.stack.pop()  # keywords, which nothing has that is called
         self.load_call()
-
-    def _instantiate(self, function: StandIn, args: list) -> None:
-        self.append(self.call(function, tuple(args)))
 
     def load_build(self) -> None:
         state = self.stack.pop()

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.storage import _dtype_to_storage_type_map
 
 from torchclinic import UserError, printable
 from torchclinic.checkpoint_files.foreign import (
@@ -37,9 +36,8 @@ from torchclinic.checkpoint_files.foreign import (
     parts_of,
     stays_inside,
 )
-from torchclinic.checkpoint_files.pickles import InertPickle, overflows, storage_id, walk
+from torchclinic.checkpoint_files.pickles import InertPickle, overflows, storage_id
 from torchclinic.checkpoint_files.reports import free_name, path_word, some, word
-from torchclinic.tables import in_bytes
 
 CUT_OFF = "cut off, as by a full disk or a broken copy"
 AGAIN = "Copy or save it again."
@@ -50,8 +48,6 @@ ENDINGS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pth.tar")
 # Of several files in a folder, the one with the model's weights, or an adapter's, by its name.
 # (The second model of Accelerate's is called model_1.safetensors.)
 THE_WEIGHTS = re.compile(r"((diffusion_)?pytorch_|adapter_)?model(_\d+)?\.(safetensors|bin)")
-LARGEST_INDEX = 25e6  # bytes; of a model with 10^12 parameters, it has 15 MB
-
 BEGINNINGS = {start.encode("latin1"): what for start, what in TEXTS["beginnings"].items()}
 # A version, and who wrote it, in how many letters.
 ONNX = re.compile(rb"\x08[\x03-\x20]\x12.[\x20-\x7e]+[\x1a\x22:B]", re.DOTALL)
@@ -199,18 +195,11 @@ def _read_zip(path: Path) -> Checkpoint:
             f"{path}: {CUT_OFF}: torch.save's directory at the end of the file is missing. {AGAIN}"
         ) from None
     with archive:
-        entries, swaps = _entries(path, archive)
+        entries = _entries(path, archive)
     # Under torch.serialization.set_crc32_options(False), torch writes 0 for all of them.
     has_checksums = any(entry.CRC for entry in entries.values())
     inert = InertPickle()
     checkpoint = _torch_load(path, "torch.save (zip)", inert, mmap=True)
-    # Of dtypes that have no storage of their own, torch.load swaps no bytes.
-    for value in [v for _, v in walk(checkpoint.tree) if swaps and isinstance(v, Tensor)]:
-        if value.itemsize > 1 and value.dtype not in _dtype_to_storage_type_map():
-            raise CheckpointError(
-                f"{path}: a processor of the other order of bytes wrote it, and PyTorch does not "
-                f"turn {value.dtype}. Save it there in another dtype."
-            )
     for i, (key, _, nbytes) in inert.storages.items():
         entry = entries[f"data/{key}"]
         if entry.compress_size != nbytes:
@@ -222,11 +211,8 @@ def _read_zip(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _entries(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], bool]:
-    """The entries of a ``torch.save`` archive by their names; all but the numbers are checked.
-
-    Second, whether torch.load swaps the bytes of numbers.
-    """
+def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The entries of a ``torch.save`` archive by their names; all but the numbers are checked."""
     infos = archive.infolist()
     for name in {info.filename.rpartition("/")[2] for info in infos} & TEXTS["programs"].keys():
         raise CheckpointError(f"{path}: a program of {filled(TEXTS['programs'][name], path)}.")
@@ -248,20 +234,17 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.Zi
             f"{path}: its entries are compressed, overlap, or may be listed twice. Unpack it and, "
             f"beside the folder, pack that with `zip -0 -r {free_name('x.pt')} FOLDER`."
         )
-    with named_in_utf8(path) as name:
-        reader = torch._C.PyTorchFileReader(name)
-        records = reader.get_all_records()
-    if "constants.pkl" in records:  # as PyTorch sees it: torch.load would run it
-        raise CheckpointError(f"{path}: a program of TorchScript's.")
-    order = sys.byteorder.encode()
-    swaps = "byteorder" in records and reader.get_record("byteorder") != order
-    for info in infos if swaps else ():  # no checksum would be right
-        info.CRC = 0
     entries = {info.filename.removeprefix(roots[0]): info for info in infos}
     if any(info.CRC for info in infos):
         for name in [name for name in entries if not name.startswith("data/")]:
             archive.read(entries[name])  # compares its checksum, which torch does not
-    return entries, swaps
+    with named_in_utf8(path) as name:
+        reader = torch._C.PyTorchFileReader(name)
+    order = sys.byteorder.encode()
+    if "byteorder" in reader.get_all_records() and reader.get_record("byteorder") != order:
+        way = f"torch.save(torch.load({str(path)!r}, 'cpu'), '{free_name('plain.pt')}') turns them"
+        raise CheckpointError(f"{path}: its numbers are in another processor's byte order. {way}.")
+    return entries
 
 
 def _ends_once(file: Any) -> bool:
@@ -360,10 +343,8 @@ def _packing(folder: Path) -> str:
     In the archive stands what zip is told, and PyTorch takes the name of one folder alone.
     """
     folder = Path(os.path.abspath(folder))
-    free = free_name("x.pt", folder.parent)
-    command = f"zip -0 -r {free} {path_word(folder.name)}"
-    beside = folder.parent == Path.cwd()
-    return command if beside else f"(cd {word(folder.parent)} && {command})"
+    command = f"zip -0 -r {free_name('x.pt', folder.parent)} {path_word(folder.name)}"
+    return f"(cd {word(folder.parent)} && {command})"
 
 
 def _open_inside(folder: Path, name: str) -> Checkpoint:
@@ -375,8 +356,6 @@ def _open_inside(folder: Path, name: str) -> Checkpoint:
 
 def _read_index(index: Path) -> Checkpoint:
     """Hugging Face's: a JSON file says in which shard each key lies."""
-    if (size := index.stat().st_size) > LARGEST_INDEX:
-        raise CheckpointError(f"{index}: an index of {in_bytes(size)}, which no model needs.")
     homes = json.loads(index.read_text("utf-8"), object_pairs_hook=_dict_of_once)["weight_map"]
     return _read_shards(index, sorted(set(homes.values())), homes)
 
@@ -384,15 +363,12 @@ def _read_index(index: Path) -> Checkpoint:
 def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = None) -> Checkpoint:
     """All of a folder's; without an index, that of the folder, each key is where it is."""
     folder = index if homes is None else index.parent
-    whole, trees, kinds, known = Checkpoint(index, "", {}, []), {}, set(), {}
+    whole, trees, kinds = Checkpoint(index, "", {}, []), {}, set()
     for name in names:
         if Path(name).name != name or name.endswith(".index.json"):
             raise CheckpointError(f"{index}: it names {name!r}, which is no shard beside it.")
         if not (folder / name).is_file():
             raise CheckpointError(f"{index}: {name} is missing, which it names. Copy it again.")
-        about = (folder / name).stat()
-        if (other := known.setdefault((about.st_dev, about.st_ino), name)) != name:
-            raise CheckpointError(f"{index}: {other} and {name} are one file. Copy them again.")
         shard = _open_inside(folder, name)
         if not isinstance(shard.tree, dict):
             raise CheckpointError(f"{index}: {name} is no dict of tensors, as a shard is.")

@@ -60,17 +60,13 @@ def _wrapped(text: str) -> list[str]:
 def word(text: object) -> str:
     """A name as one word of a command to copy, in which no shell sees more; ... if it cannot be.
 
-    >>> print(word("model.ema"), word("a; b"), word("=ls"), word("it's"), word("a\\n"))
-    model.ema 'a; b' '=ls' $'it\\x27s' $'a\\x0a'
+    >>> print(word("model.ema"), word("a; b"), word("=ls"), word("a\\n"))
+    model.ema 'a; b' '=ls' ...
     """
     text = str(text)
-    if re.search("[\ud800-\udc7f\udd00-\udfff]", text) or len(text) > 280:
+    if not text.isprintable() or len(text) > 280:
         return "..."
-    if text.isprintable() and "'" not in text:
-        return f"'{text}'" if text.startswith("=") else shlex.quote(text)  # for zsh, a program
-    raw = text.encode(errors="surrogateescape")
-    escaped = re.sub(rb"[^\w./-]", lambda byte: b"\\x%02x" % ord(byte[0]), raw)
-    return f"$'{escaped.decode()}'" if len(escaped) <= 400 else "..."
+    return f"'{text}'" if text.startswith("=") else shlex.quote(text)  # for zsh, a program
 
 
 def literal(key: object, most: int = 160) -> str:

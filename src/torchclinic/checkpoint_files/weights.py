@@ -1,6 +1,5 @@
 """Where in a checkpoint the weights lie, what they are, and what the rest is."""
 
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +14,6 @@ from torchclinic.checkpoint_files.keys import clean_names, strip_leading_wrapper
 from torchclinic.checkpoint_files.memory import ties
 from torchclinic.checkpoint_files.pickles import (
     BRANCHES,
-    FREE,
     STORAGES,
     StandIn,
     storage_id,
@@ -39,6 +37,7 @@ MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of any torch.nn.Module
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"  # by torch.compile
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")  # what they do to the weights is not known
 LONGEST = 1000  # letters of a name: longer ones, again in each name below, would fill the memory
+MOST_LETTERS = 5_000_000  # of all names in a whole model: its parts may share parts without end
 SHOWN_TIMES = 4  # how often tensors may show the numbers of a storage: more might have no end
 NOT_ROUNDED = "numbers that are not only rounded"
 EXTRA_STATE = "_extra_state"  # under such keys are what a module's get_extra_state() gave
@@ -144,13 +143,11 @@ def choose(tree: Any, path: Any, key: str | None = None) -> tuple[str, str, Mapp
     if not found:
         raise CheckpointError(f"{path}: no state dict in it, but {_instead(tree, path)}.")
     if chosen[0] not in found:
-        parts = []
         for clean in (False, True):  # without wrappers, if no key begins so with them
-            every = () if parts else found
-            both = [(at[n], _under(found[n], n, chosen[0], path, clean)) for n in every]
-            parts += [(place, part) for place, part in both if part]
-        if len(parts) == 1:
-            return chosen[0], *parts[0]
+            both = [(at[n], _under(found[n], n, chosen[0], path, clean)) for n in found]
+            parts = [(place, part) for place, part in both if part]
+            if len(parts) == 1:
+                return chosen[0], *parts[0]
         names = (repr(name) if name else "'' (the top level)" for name in found)
         raise CheckpointError(f"{path}: no weights under {key!r}; there are: {some(names)}.")
     if len(chosen) > 1:
@@ -207,31 +204,21 @@ def models_in(state: Mapping[str, Any]) -> list[str]:
 
 
 def _likeliest(found: Mapping[str, Mapping]) -> list[str]:
-    """The names of what is likely meant: several, if it cannot be told."""
-    order, looked_into = {name: _likeliness(name, found[name]) for name in found}, set()
-    while True:
-        best = min(order.values(), default=None)
-        chosen = [name for name in found if order[name] == best]
-        if len(chosen) != 1 or chosen[0] in looked_into:
-            return chosen
-        order[chosen[0]] = _looked_into(chosen[0], found)
-        looked_into |= {*chosen}
+    """The names of what is likely meant: several, if it cannot be told.
 
-
-def _looked_into(name: str, found: Mapping[str, Mapping]) -> tuple:
-    """How likely a state dict is, given those inside: it may be a checkpoint with a few tensors.
-
-    It comes after one of a usual name or a whole model, and equals one that has more tensors.
+    A state dict with others inside may be a checkpoint with a few tensors: it comes after one of a
+    usual name or a whole model, and equals one that has more tensors.
     """
-    own, count = _likeliness(name, found[name]), _tensor_count(found[name])
-    for other in found:
-        *odd, unusual, depth = _likeliness(other, found[other])
-        if len(other) > len(name) and other.startswith(f"{name}." if name else "") and not any(odd):
-            if not unusual or is_model(found[other]):
-                own = max(own, (*odd, unusual, depth + 0.5))
-            elif _tensor_count(found[other]) > count:
-                own = max(own, (*odd, unusual, depth))
-    return own
+    order = {name: _likeliness(name, state) for name, state in found.items()}
+    for name, (*odd, unusual, depth) in list(order.items()):
+        above = [name[: dot.start()] for dot in re.finditer(r"\.", name)] + [""] * bool(name)
+        for outer in [] if any(odd) else [outer for outer in above if outer in found]:
+            if not unusual or is_model(found[name]):
+                order[outer] = max(order[outer], (*odd, unusual, depth + 0.5))
+            elif _tensor_count(found[name]) > _tensor_count(found[outer]):
+                order[outer] = max(order[outer], (*odd, unusual, depth))
+    best = min(order.values(), default=None)
+    return [name for name in found if order[name] == best]
 
 
 def _likeliness(name: str, state: Mapping) -> tuple:
@@ -260,11 +247,6 @@ def split(
     """
     kept = {}
     for key, value in weights.items():
-        if getattr(value, "is_nested", False):
-            raise CheckpointError(
-                f"{path}: {key!r} is a nested tensor, which no model's can be copied from. Give "
-                "its to_padded_tensor(0), or its parts."
-            )
         if is_unread_tensor(value):
             raise CheckpointError(f"{path}: {key!r} {why_unread(value, Path(path), at)}")
         odd = (True for _, thing in walk(value) if isinstance(thing, (StandIn, *STORAGES)))
@@ -290,7 +272,7 @@ def tensors_in(values: Mapping[str, Any]) -> dict[str, Tensor]:
 def _state_dict_of(model: StandIn, path: Any) -> dict[str, Any]:
     """The state dict of a whole pickled model, from its parameters and buffers: no code is run."""
     waiting: list[tuple[str, Any, tuple]] = [("", model, ())]
-    weights, known, made, held = {}, {}, 0, 0
+    weights, known, letters = {}, {}, 0
     while waiting:
         prefix, module, above = waiting.pop()
         if id(module) in above:
@@ -303,15 +285,12 @@ def _state_dict_of(model: StandIn, path: Any) -> dict[str, Any]:
             )
         if id(module) not in known:
             known[id(module)] = _entries(state)
-            held += len(known[id(module)])
-        made += len(known[id(module)])
-        if made > FREE + SHOWN_TIMES * held:
-            raise CheckpointError(f"{path}: its parts share parts: far more weights than it holds.")
         below = []
         for part, name, value in known[id(module)]:
             key = f"{prefix}{name}"
-            if len(key) > LONGEST:
-                raise CheckpointError(f"{path}: {key[:50]!r}... is a name of {len(key):,} letters.")
+            letters += len(key)
+            if letters > MOST_LETTERS:
+                raise CheckpointError(f"{path}: its parts have more names than any model's.")
             if part == "_modules":
                 below.append((f"{key}.", value, (*above, id(module))))
             elif key in weights:
@@ -361,48 +340,29 @@ def oversized(values: Mapping[str, Any]) -> list[str]:
     return [key for key, tensor in tensors.items() if storage_id(tensor) in hiding]
 
 
-def _show_all(tensors: list[Tensor]) -> bool:
-    """Whether views of a storage together show all of it; no, if that is slow to say."""
-    size, end = tensors[0].untyped_storage().nbytes(), 0
-    if sum(tensor.nbytes for tensor in tensors) < size:
-        return False
-    views = sorted(map(_bytes_shown, [tensor for tensor in tensors if tensor.numel()]))
-    for start, length, _ in views:
+def _show_all(views: list[Tensor]) -> bool:
+    """Whether views of a storage together show all of it; those with gaps do not count."""
+    end, views = 0, [each_once(view) for view in views]
+    dense = [v for v in views if torch.empty_like(v, device="meta").stride() == v.stride()]
+    for start, length in sorted((v.storage_offset() * v.itemsize, v.nbytes) for v in dense):
         end = max(end, start + length) if start <= end else end
-    slow = sum(math.prod(n for _, n in steps) for *_, steps in views)
-    if end == size or slow > FREE + SHOWN_TIMES * size:
-        return end == size
-    shown = torch.zeros(size, dtype=torch.bool)
-    for start, _, steps in views:
-        shown.as_strided([n for _, n in steps], [step for step, _ in steps], start).fill_(True)
-    return bool(shown.all())
+    return bool(end == views[0].untyped_storage().nbytes())
 
 
-def _bytes_shown(tensor: Tensor) -> tuple[int, int, list[tuple[int, int]]]:
-    """Where in its storage a tensor begins, how far it goes without a gap, and its steps."""
-    item, length = tensor.itemsize, 1
-    sides = zip(tensor.stride(), tensor.shape, strict=True)
-    steps = [(1, item), *sorted((step * item, n) for step, n in sides if step and n > 1)]
-    for step, n in steps:
-        length += (n - 1) * step if step <= length else 0
-    return int(tensor.storage_offset()) * item, length, steps
+def each_once(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor shows, once where it is expanded."""
+    repeats = tensor.numel() and 0 in tensor.stride()
+    return tensor[tuple(slice(None) if n else 0 for n in tensor.stride())] if repeats else tensor
 
 
 def not_finite(values: Mapping[str, Any]) -> dict[str, int]:
-    """How many numbers are NaN or infinite, by the keys of the tensors that hold such.
-
-    A storage that is shown again and again is looked at once: each key gets the number in it.
-    """
-    shown, known, counts = _shown(values), {}, {}
+    """How many numbers are NaN or infinite, by the keys of the tensors that hold such."""
+    counts = {}
     for names in ties(values):
-        value = values[names[0]]
-        storage, place = value.untyped_storage(), names[0]
-        if shown[storage_id(value)] > SHOWN_TIMES * storage.nbytes():
-            place = storage_id(value), value.dtype
-            value = torch.empty(0, dtype=value.dtype).set_(storage)
-        if place not in known:
-            known[place] = _count_not_finite(value)
-        counts |= dict.fromkeys(names, known[place])
+        value = each_once(values[names[0]])
+        if value.nbytes > value.untyped_storage().nbytes():  # in rows that overlap
+            value = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
+        counts |= dict.fromkeys(names, _count_not_finite(value))
     return {key: counts[key] for key in values if counts.get(key)}
 
 
@@ -410,33 +370,23 @@ def _count_not_finite(value: Tensor) -> int:
     if not (value.is_floating_point() or value.is_complex()):
         return 0
     with suppress(NotImplementedError):  # float4, which has neither
-        return sum(part.numel() - int(_is_finite(part).sum()) for part in _chunks(value))
+        parts = [p.float() if p.itemsize == 1 else p for p in _chunks(value)]  # float8 cannot say
+        return sum(part.numel() - int(part.isfinite().sum()) for part in parts)
     return 0
 
 
 def changed(old: Tensor, new: torch.dtype) -> int:
     """How many numbers `new` changes by more than rounding."""
-    parts, count = _chunks(old.detach()), 0
+    has_points = new.is_floating_point or new.is_complex
+    near = {"rtol": torch.finfo(new).eps, "atol": torch.finfo(new).tiny} if has_points else {}
+    wide = torch.complex128 if old.is_complex() or new.is_complex else torch.float64
+    count = 0
     with suppress(NotImplementedError):  # of float4, nothing is known
-        for part in parts:
-            there = part.to(new)
-            if new.is_floating_point or new.is_complex:
-                same = _is_finite(there) == _is_finite(part)
-                if new.itemsize == 1:  # float8 may have no infinity, or no sign
-                    near = {"rtol": torch.finfo(new).eps, "atol": torch.finfo(new).tiny}
-                    same = torch.isclose(there.double(), part.double(), **near, equal_nan=True)
-                if part.is_complex() and not new.is_complex:
-                    same &= part.imag == 0
-            else:  # back in its own dtype, what has wrapped is what it was
-                same = there.to(part.dtype) == part
-                same &= there.to(torch.complex128) == part.to(torch.complex128)
+        for part in _chunks(old.detach()):
+            there, here = part.to(new).to(wide), part.to(wide)
+            same = torch.isclose(there, here, **near or {"rtol": 0, "atol": 0}, equal_nan=True)
             count += part.numel() - int(same.sum())
     return count
-
-
-def _is_finite(part: Tensor) -> Tensor:
-    # Of float8, PyTorch 2.10 cannot say it.
-    return (part.float() if part.itemsize == 1 else part).isfinite()
 
 
 def _chunks(value: Tensor) -> Iterator[Tensor]:
