@@ -7,11 +7,9 @@ makes: ``logs/RUN/attempt_N/LOCAL_RANK/stderr.log``.
 import codecs
 import difflib
 import io
-import math
 import os
 import re
 import shlex
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -87,13 +85,10 @@ def _logs_in(name: str) -> list[str]:
 
 def _parts(name: str, size: int) -> Iterator[str]:
     """What a file or the standard input holds, in whatever encoding a shell wrote it: whole lines,
-    of about `size` characters together. A file ends where it says that it does; one of the system's
-    own, which says nothing, after `MOST` characters.
+    of about `size` characters together.
     """
     raw: Any = sys.stdin.buffer if name == "-" else checked(name).open("rb", 0)
     file = io.BufferedReader(raw)
-    about = os.fstat(raw.fileno()) if name != "-" else None
-    left = (about.st_size or MOST) if about and stat.S_ISREG(about.st_mode) else math.inf
     start = file.peek(4)
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or start.startswith(b"PK\x03\x04"):
         tells = name.isprintable() and len(name) < 280 and name != "-"
@@ -102,8 +97,7 @@ def _parts(name: str, size: int) -> Iterator[str]:
     of_windows = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "utf-16" if of_windows else "utf-8-sig"
     with io.TextIOWrapper(file, encoding, "replace", newline="\n") as text:
-        while left > 0 and (part := text.read(size) + text.readline(size)):
-            left -= len(part)  # at least so many bytes
+        while part := text.read(size) + text.readline(size):
             # Without a mark at its start, UTF-16 still is ASCII with a NUL beside each byte.
             yield part.replace("\0", "")
 
