@@ -64,42 +64,36 @@ from torch.utils.checkpoint import checkpoint
 CLOTHES = Path(__file__).parents[1] / "src/torchladder/bundled/fashion_mnist_small.npz"
 SIDE, GREYS, CLASSES = 14, 16, 10  # a picture is its class, then 14 x 14 grey levels
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIONS = {  # default and meaning; those before "micro" are fixed once a run has begun
-    "layers": (3, "number of blocks"),
-    "width": (64, "size of a token's embedding"),
-    "heads": (4, "attention heads"),
-    "kv_heads": (0, "heads of keys and values; 0: as many as --heads"),
-    "vocabulary": (0, "number of token ids; 0: the highest in the data + 1"),
-    "context": (SIDE * SIDE, "tokens per sequence; a picture has 196"),
-    "tied": (False, "let the output layer use the embedding's weights"),
-    "lora": (0, "rank of adapters, which alone learn, on the weights of --base; 0: none"),
-    "dropout": (0.0, "probability, below 1"),
-    "steps": (1500, "optimizer steps in all; the learning rate is planned over them"),
-    "batch": (32, "sequences per step, of all processes together"),
-    "lr": (3e-3, "highest learning rate; it ends at a tenth"),
-    "warm_up": (50, "steps until the highest learning rate"),
-    "decay": (0.1, "weight decay, of matrices alone"),
-    "clip": (1.0, "highest norm of the gradients"),
-    "seed": (0, "of weights, order and dropout"),
-    "micro": (32, "sequences that a process computes at once; more are accumulated"),
-    "shard": (int(os.environ.get("LOCAL_WORLD_SIZE", 1)), "hsdp: processes that share a model"),
-    "compile": (False, "compile each block with torch.compile"),
-    "recompute": (False, "recompute activations in the backward pass: a third more work"),
-    "log_every": (50, "steps between two lines and validations"),
-    "save_every": (250, "steps between two checkpoints, of which two are kept"),
-    "peak": (0.0, "TFLOP/s of a device, for MFU; 0: measured by a matrix product"),
-    "profile": (False, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
+OPTIONS = {  # default, least, meaning; those before "micro" are fixed once a run has begun
+    "layers": (3, 1, "number of blocks"),
+    "width": (64, 1, "size of a token's embedding"),
+    "heads": (4, 1, "attention heads"),
+    "kv_heads": (0, 0, "heads of keys and values; 0: as many as --heads"),
+    "vocabulary": (0, 0, "number of token ids; 0: the highest in the data + 1"),
+    "context": (SIDE * SIDE, 1, "tokens per sequence; of pictures, 196"),
+    "tied": (False, 0, "let the output layer use the embedding's weights"),
+    "lora": (0, 0, "rank of adapters, which alone learn, on the weights of --base; 0: none"),
+    "dropout": (0.0, 0, "probability, below 1"),
+    "steps": (1500, 1, "optimizer steps in all; the learning rate is planned over them"),
+    "batch": (32, 1, "sequences per step, of all processes together"),
+    "lr": (3e-3, 1e-12, "highest learning rate; it ends at a tenth"),
+    "warm_up": (50, 1, "steps until the highest learning rate"),
+    "decay": (0.1, 0, "weight decay, of matrices alone"),
+    "clip": (1.0, 1e-12, "highest norm of the gradients"),
+    "seed": (0, 0, "of weights, order and dropout"),
+    "micro": (32, 1, "sequences that a process computes at once; more are accumulated"),
+    "shard": (int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1, "hsdp: processes that share a model"),
+    "compile": (False, 0, "compile each block with torch.compile"),
+    "recompute": (False, 0, "recompute activations in the backward pass: 1.2 times the work"),
+    "log_every": (50, 1, "steps between two lines and validations"),
+    "save_every": (250, 1, "steps between two checkpoints, of which two are kept"),
+    "peak": (0.0, 0, "TFLOP/s of a device, for MFU; 0: measured by a matrix product"),
+    "profile": (False, 0, "write a trace of steps 4 and 5 to --out, for ui.perfetto.dev"),
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
 FIXED = [*STAYS, "precision", "sequences", "checksum"]
 SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the weights of --base
-LIMITS = {"seed": (0, 2**31), "lora": (0, 10**6), "dropout": (0, 0.999), "decay": (0, 1000)}
-LIMITS |= {"vocabulary": (0, 10**7), "clip": (1e-12, math.inf), "peak": (0, 10**9)}
-LIMITS |= {"layers": (1, 10**4), "width": (1, 10**6)}
-MALFORMED = ValueError, KeyError, TypeError, RecursionError  # of JSON that is not as we wrote it
-HOLDER = re.compile(r"process \d+ on (\S+), since [\d-]+ [\d:]+")  # all that .run.lock says
-CODES = re.compile(r"[\0-\x1f\x7f-\x9f]")  # of terminals, which a path may have
-BEAT = 10  # seconds between two signs of life in it
+BEAT = 10  # seconds between two signs of life in .run.lock
 HIDDEN = 60  # seconds that a network file system may not show what another host wrote
 
 
@@ -197,70 +191,63 @@ class GPT(nn.Module):
             new = torch.ones(value.shape) if "norm" in name else new * std
             if base and "lora" not in name:
                 new = base.get_tensor(name).float()
-                new.isfinite().all() or leave(f"--base: {name} has numbers that are not finite")
+                if new.shape != value.shape or not new.isfinite().all():
+                    leave(f"--base: {name} has another shape, or numbers that are not finite")
             new = new.to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
-                at = value.device_mesh, value.placements
-                new = distribute_tensor(new, *at, src_data_rank=None)
+                new = distribute_tensor(
+                    new, value.device_mesh, value.placements, src_data_rank=None
+                )
             value.copy_(new)
 
 
 def flops_of(args, model):
-    """Of training, per token: what the model needs, and what is computed with --recompute.
+    """What training needs per token.
 
     Two for each weight of a matrix, and attention over the whole context, as papers count it
     (PaLM, arXiv:2204.02311, appendix B); three times that with the backward pass, twice where
     weights are frozen.
     """
     matrices = [p for p in model.blocks.parameters() if p.dim() > 1]
-    head = model.embedding.weight if model.head is None else model.head.weight
+    matrices.append(model.embedding.weight if model.head is None else model.head.weight)
     attention = 4 * args.layers * args.context * args.width
-    needed = sum(2 * (2 + p.requires_grad) * p.numel() for p in [*matrices, head]) + 3 * attention
-    last = sum(block.down.weight.numel() for block in model.blocks)  # kept: the next one's input
-    again = 2 * sum(p.numel() for p in matrices) + attention - 2 * last
-    return needed, needed + args.recompute * again
+    return sum(2 * (2 + p.requires_grad) * p.numel() for p in matrices) + 3 * attention
 
 
 # --- data ---------------------------------------------------------------------------------------
 
 
-def read_sequences(args):
-    """Token ids to train on and to validate with, each (count, context + 1); the highest."""
-    if not args.data.is_file():  # a pipe would wait
-        raise FileNotFoundError(2, "no such file")
-    if args.data.suffix == ".npz":  # pictures: 14 x 14 means in 16 grey levels, after their class
-        parts, arrays = [], np.load(args.data)
-        if sum(i.file_size for i in arrays.zip.infolist()) > 100 * args.data.stat().st_size:
-            raise ValueError  # pictures are not packed so well
-        for split in ("train", "test"):
-            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-            if images.dtype != np.uint8 or not set() < {*labels.flat} <= {*range(CLASSES)}:
-                raise ValueError
-            blocks = images.reshape(-1, SIDE, 2, SIDE, 2)
-            greys = blocks.mean((2, 4)).reshape(-1, SIDE * SIDE) * GREYS // 256
-            parts.append(np.column_stack([GREYS + labels, greys]))
-        args.vocabulary = GREYS + CLASSES
-        return *parts, args.vocabulary - 1
-    tokens = np.load(args.data, mmap_mode="r", allow_pickle=False)  # read as it is needed
+def read_pictures(file):
+    """14 x 14 means in 16 grey levels, each after its class."""
+    arrays = np.load(file)
+    for split in ("train", "test"):
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if images.dtype != np.uint8 or not set() < {*labels.flat} <= {*range(CLASSES)}:
+            raise ValueError
+        blocks = images.reshape(-1, SIDE, 2, SIDE, 2)
+        greys = blocks.mean((2, 4)).reshape(-1, SIDE * SIDE) * GREYS // 256
+        yield np.column_stack([GREYS + labels, greys])
+
+
+def read_tokens(file, context):
+    """Sequences of one long one, which begin every `context` tokens; the last 5 % are held out."""
+    tokens = np.load(file, mmap_mode="r")  # read as it is needed
     kind = tokens.dtype.kind
     if tokens.ndim != 1 or kind not in "iu" or (kind == "i" and tokens.min() < 0):
         raise ValueError
-    first = os.environ.get("LOCAL_RANK", "0") == "0"  # of each host: it reads all
-    highest = int(tokens.max()) if first or not args.vocabulary else 0
-    args.vocabulary = args.vocabulary or highest + 1
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)[:: args.context]
-    held_out = min(1024, max(1, len(windows) // 20))  # the end
-    return windows[:-held_out], windows[-held_out:], highest
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context]
+    held_out = min(1024, max(1, len(windows) // 20))
+    return windows[:-held_out], windows[-held_out:], int(tokens.max())
 
 
-def batches(train, args, done, rank, ranks):
+def batches(train, args, done):
     """After the steps that are done, this rank's share of each batch, the same on any number."""
-    per_epoch, order = len(train) // args.batch, None
+    per_epoch = len(train) // args.batch
     for step in range(done, args.steps):
         epoch, place = divmod(step, per_epoch)
-        if order is None or place == 0:
+        if step == done or place == 0:
             order = np.random.default_rng([args.seed, epoch]).permutation(len(train))
-        rows = order[place * args.batch :][rank : args.batch : ranks]
+        rows = order[place * args.batch :][args.rank : args.batch : args.ranks]
         mine = torch.from_numpy(train[rows].astype(np.int64))
         yield mine.pin_memory() if args.device.type == "cuda" else mine  # copied beside computing
 
@@ -270,14 +257,14 @@ def batches(train, args, done, rank, ranks):
 
 def say(sentence):
     with contextlib.suppress(OSError):  # the terminal is gone
-        print(CODES.sub("?", sentence), flush=True)
+        print(sentence, flush=True)
 
 
 def leave(sentence):
     """End this rank. The first one says why: of each host, and of all once they have met."""
     met = dist.is_initialized()
     if os.environ.get("RANK" if met else "LOCAL_RANK", "0") == "0":
-        sys.exit(CODES.sub("?", sentence))
+        sys.exit(sentence)
     time.sleep(5 if met else 30)  # the first end is the end of all
     sys.exit(1)
 
@@ -331,14 +318,12 @@ def parallelize(model, args):
 
 def measure_peak(args):
     """Multiplications and additions per second of a large matrix product."""
-    for size in (1024, 8192):
-        one, seconds = torch.randn(size, size, device=args.device, dtype=DTYPES[args.precision]), []
-        for _ in range(5):
-            begin = time.perf_counter()
-            (one @ one)[0, 0].item()  # waits for it
-            seconds.append(time.perf_counter() - begin)
-        if args.device.type == "cpu" or min(seconds) > 0.003:  # slow enough to be timed
-            break
+    size, seconds = 1024 if args.device.type == "cpu" else 8192, []
+    one = torch.randn(size, size, device=args.device, dtype=DTYPES[args.precision])
+    for _ in range(5):
+        begin = time.perf_counter()
+        (one @ one)[0, 0].item()  # waits for it
+        seconds.append(time.perf_counter() - begin)
     if args.device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats()  # the product is not training's
     return 2 * size**3 / min(seconds)
@@ -346,10 +331,12 @@ def measure_peak(args):
 
 # --- checkpoints --------------------------------------------------------------------------------
 
+STEP = "step-" + "[0-9]" * 8
+
 
 def whole_ones(out):
     """The run's checkpoints, oldest first: a whole one has .metadata, which is written last."""
-    return sorted(file.parent for file in out.glob(f"step-{'[0-9]' * 8}/.metadata"))
+    return sorted(file.parent for file in out.glob(f"{STEP}/.metadata"))
 
 
 def remove(folder):
@@ -363,22 +350,20 @@ def remove(folder):
 def hold(args):
     """Lock --out until this process ends, however it does; who has it, if another run does."""
     args.out.mkdir(parents=True, exist_ok=True)
-    path, flags = args.out / ".run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    lock, host = os.fdopen(os.open(path, flags, 0o666), "r+", errors="replace"), os.uname().nodename
+    lock = open(args.out / ".run.lock", "a+", errors="replace")
     with tempfile.TemporaryFile(dir=args.out) as new:  # on the clock that dates the lock
-        text, silent = lock.read(200), os.fstat(new.fileno()).st_mtime - path.stat().st_mtime
-    if text and not (holder := HOLDER.fullmatch(text)):
-        return "its .run.lock is not of this program"
+        silent = os.fstat(new.fileno()).st_mtime - os.fstat(lock.fileno()).st_mtime
+    lock.seek(0)
+    holder, host = lock.read(200), os.uname().nodename
+    alive = holder and silent < 6 * BEAT
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Some file systems keep a lock on one host, or none: there its age tells.
-        busy = text and holder[1] != host and silent < 6 * BEAT
+        busy = alive and f" on {host}," not in holder  # some file systems lock on one host alone
     except OSError as error:
-        busy = isinstance(error, BlockingIOError) or (text and silent < 6 * BEAT)
+        busy = isinstance(error, BlockingIOError) or alive  # others have no locks
     if busy:
-        return f"{text or 'another run'}, last heard of {silent:.0f} s ago, is writing there"
-    lock.seek(0)
-    lock.truncate()
+        return f"{holder or 'another run'}, last heard of {silent:.0f} s ago, is writing there"
+    lock.truncate(0)
     lock.write(f"process {os.getpid()} on {host}, {time.strftime('since %F %T')}")
     lock.flush()
     args.lock = lock  # closed, it would be free
@@ -395,94 +380,57 @@ def live(lock):
 def find_start(args):
     """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
     if path := args.export:
-        free = not path.exists() or read_base(path)[1]
-        below = args.out.resolve() in path.resolve().parents[1:]  # such as in a checkpoint
-        itself = args.base and path.resolve() == args.base.resolve()
-        if path.suffix != ".safetensors" or not free or below or itself:
-            way = "that is new or that --export wrote: not --base, nor one in a folder of --out"
+        ours = not path.exists() or read_base(path)[1]
+        if path.suffix != ".safetensors" or not ours or path == args.base:
+            way = "that is new or that --export wrote, and not --base"
             return f"--export {path}: name a .safetensors file {way}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside(path).touch()  # found out now, not after the training
-        beside(path).unlink()
+        tempfile.TemporaryFile(dir=path.parent).close()  # found out now, not after the training
     names = [*OPTIONS, "precision", "sequences", "checksum", "parallel", "data", "base"]
     now = {name: getattr(args, name) for name in names}
     now = json.loads(json.dumps(now, default=lambda path: str(path.resolve())))
-    if not isinstance(found := compare(args, now), str):  # else the folder stays as it is
-        if holder := hold(args):
-            return f"--out {args.out}: {holder}. Name a new folder, or end it first"
-        found = compare(args, now)  # another start may have come and gone
-    if isinstance(found, str):
-        return found
-    steps, changes = found
+    here, way, folders = f"--out {args.out}", "or name a new folder", [*args.out.glob(STEP)]
+    own = (".run.lock", ".settings.json")  # what a start that failed may leave
+    if not settings_of(args.out) and any(not p.name.endswith(own) for p in args.out.glob("*")):
+        return f"{here}: no settings.json of this program. Take it from a backup, {way}"
+    if links := [folder.name for folder in folders if folder.is_symlink()]:
+        return f"{here}: {links[0]} is a link. Copy what it leads to, {way}"
+    if folders and not whole_ones(args.out) and not (args.out / ".run.lock").exists():
+        return f"{here}: no checkpoint has .metadata. Copy it again, with hidden files, {way}"
+    if holder := hold(args):
+        return f"{here}: {holder}. End it first, {way}"
+    steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
+    was = settings_of(args.out) if steps else now  # a start that failed fixes nothing
+    changed = {k: f"{k} was {was.get(k)}, now {now[k]}" for k in now if was.get(k) != now[k]}
+    if other := "; ".join(changed[name] for name in FIXED if name in changed):
+        return f"{here}: {other}. Go on with the options, --data and --base as it began, {way}"
     write(args.out / "settings.json", lambda path: path.write_text(json.dumps(now, indent=1)))
-    if changes:
-        say("; ".join(changes))
+    if changed:
+        say("; ".join(changed.values()))
     return steps
 
 
-def compare(args, now):
-    """The steps in --out, newest first, and what is other than it was; or a sentence."""
-    file = args.out / "settings.json"
-    for path in args.out.glob("*"):
-        ours = re.fullmatch(r"step-\d{8}|settings\.json|log\.jsonl|\.run\.lock", path.name)
-        odd = path.exists() and not (path.is_file() or path.is_dir())
-        if ours and (path.is_symlink() or odd):
-            return f"{path} is a link, a pipe or a device. Name a new folder"
-    steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
-    parts = [] if steps else args.out.glob(f"step-{'[0-9]' * 8}/__*_*.distcp")
-    cut = sorted({f"{part.parent.name} has no .metadata" for part in parts})
-    own = (".run.lock", ".settings.json")  # what a start that failed may leave
-    foreign = f"--out {args.out} holds no run of this program: name a new folder to begin one"
-    if cut and not (args.out / ".run.lock").exists():  # every run has it
-        way = "Copy it again, with hidden files, or name a new folder"
-        return f"--out {args.out}: {'; '.join(cut)}. {way}"
-    try:
-        new = all(path.name.endswith(own) for path in args.out.glob("*"))
-        was = now if new else json.loads(file.read_text())
-        changed = {k: f"{k} was {was[k]}, now {now[k]}" for k in now if was[k] != now[k]}
-    except (FileNotFoundError, *MALFORMED):
-        way = "begin the same run in a new folder, end it, and copy its settings.json here"
-        way = f"{file} is missing or damaged. Take it from a backup, or: {way}"
-        return way if steps or cut else foreign
-    changed = changed if steps or cut else {}  # of a start that failed
-    if other := [changed[name] for name in FIXED if name in changed]:
-        other = "; ".join([*other, *cut])
-        way = "Go on with the options, --data and --base as it began, or name a new folder"
-        return f"--out {args.out}: {other}. {way}"
-    return steps, [*changed.values(), *cut]
-
-
-def sum_of(tensor, first):
-    """Of its bits, each times a number of its place, from `first`: what has moved is seen, too."""
-    total = 0
-    for part in tensor.contiguous().view(torch.int32).flatten().split(2**22):
-        times = torch.arange(first, first + len(part), device=part.device) * 0x1E3779B97F4A7C15
-        total, first = total + (part * (times ^ times >> 29 | 1)).sum(), first + len(part)
-    return total
+def settings_of(out):
+    """The options of the run in this folder, if there is one."""
+    with contextlib.suppress(OSError, ValueError):
+        was = json.loads((out / "settings.json").read_text())
+        return was if "checksum" in was else {}
+    return {}
 
 
 def sums_of(state):
-    """Checksums of each tensor, and of all else: the same whether it is sharded or not."""
+    """Of each tensor, the sum of its bits, and a checksum of all else: alike on every rung."""
     moments = state["optimizer"]["state"].values()
     tensors = [*state["model"].values(), *(m for kinds in moments for m in kinds.values())]
-    sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=tensors[0].device)
-    shards = []
-    for i, value in enumerate(tensors):
-        first = 0
-        if isinstance(value, DTensor):  # cut by rows, as torch.chunk cuts
-            shards.append(i)
-            group = value.device_mesh.get_group("shard")
-            rows = -(-len(value) // dist.get_world_size(group))
-            first = dist.get_rank(group) * rows * value.shape[1:].numel()
-            value = value.to_local()
-        sums[i] = sum_of(value, first)
-    if shards:
-        whole = sums.clone()
-        dist.all_reduce(whole, group=group)
-        sums[shards] = whole[shards]
     rest = [state["optimizer"]["param_groups"], state["scaler"], state["progress"].tolist()]
-    sums[-1] = zlib.crc32(json.dumps(rest, sort_keys=True).encode())
-    return sums
+    sums = [zlib.crc32(json.dumps(rest, sort_keys=True).encode())]
+    for tensor in tensors:
+        part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        total = part.contiguous().view(torch.int32).sum()
+        if isinstance(tensor, DTensor):
+            dist.all_reduce(total, group=tensor.device_mesh.get_group("shard"))
+        sums.append(total.item())
+    return torch.tensor(sums)
 
 
 def state_of(model, optimizer, scaler, progress):
@@ -535,13 +483,9 @@ def reason_of(error):
     return f"{type(error).__name__}: {first}"
 
 
-def beside(path):
-    return path.with_name(f".{os.getpid()}.{path.name}")
-
-
 def write(path, how):
     """Let `how` write beside `path`, then put it in its place, with the mode of a new file."""
-    new = beside(path)
+    new = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         new.touch()
         mode = new.stat().st_mode  # safetensors makes its own
@@ -552,7 +496,6 @@ def write(path, how):
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
-    return path
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -610,9 +553,9 @@ def peak_memory(device):
 
 
 def report(args, row):
-    """A line to read and a line to plot, by rank 0."""
+    """A line to read and a line to plot."""
     said = "step {step}: loss {loss:.3f}, validation {validation:.3f}, norm {norm:.2f}, "
-    said += "{tokens_per_second:,.0f} tokens/s, MFU {mfu:.1%}, HFU {hfu:.1%}, {memory_gb:.2f} GB"
+    said += "{tokens_per_second:,.0f} tokens/s, MFU {mfu:.1%}, {memory_gb:.2f} GB"
     say(said.format(**row))
     with open(args.out / "log.jsonl", "a") as log:
         print(json.dumps(row), file=log)
@@ -635,74 +578,85 @@ def profiler_of(args):
     return torch.profiler.profile(schedule=schedule, on_trace_ready=write)
 
 
-def train_model(args, model, called, optimizer, scaler, start, progress, data, held_out):
-    (needs, computes), peak = flops_of(args, model), args.peak * 1e12 or measure_peak(args)
+@contextlib.contextmanager
+def signals_noted():
+    """Meanwhile these end nothing: the list tells whether one came."""
     told, usual = [], {}
-    background = dist.new_group(backend="gloo")  # for saving, while the ranks train
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup's stays
             usual[number] = signal.signal(number, lambda *_: told.append(True))
-    if args.rank == 0:
-        cut_log(args, start)
-        count = sum(p.numel() for p in model.parameters())
-        where = f"{args.parallel} on {args.ranks} x {args.device.type}"
-        say(f"{count:,} parameters, {args.precision}, {where}, from step {start}")
-    sums, since = progress[0], start - int(progress[1])  # of the losses after that step
-    saving, clock, timed_from = None, time.perf_counter(), start
-    with profiler_of(args) as profiler:
-        for step, tokens in enumerate(data, start + 1):
+    yield told
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+
+
+def update(args, step, model, optimizer, scaler):
+    """One step of the optimizer; the gradients' norm, of all shards."""
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(args, step)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm
+
+
+def save(args, parts, progress, background):
+    """Begin to write a checkpoint. The last one stays until this is whole."""
+    for folder in whole_ones(args.out)[:-1] if args.rank == 0 else ():
+        remove(folder)
+    state, folder = state_of(*parts, progress), args.out / f"step-{progress[2]:08d}"
+    state["sums"] = sums_of(state)
+    return dcp.async_save(state, checkpoint_id=folder, process_group=background)
+
+
+def train_model(args, called, parts, start, progress):
+    model, peak = parts[0], args.peak * 1e12 or measure_peak(args)
+    needed = flops_of(args, model) / args.ranks / peak  # seconds per token
+    background, saving = dist.new_group(backend="gloo"), None  # for saving, while the ranks train
+    losses, since = progress[0], start - int(progress[1])  # of the steps after that one
+    clock, timed_from = time.perf_counter(), start
+    with signals_noted() as told, profiler_of(args) as profiler:
+        for step, tokens in enumerate(batches(args.train, args, start), start + 1):
             torch.manual_seed((args.seed * args.steps + step) * args.ranks + args.rank)  # dropout
-            sums += add_gradients(called, tokens, args, scaler)
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of all shards
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(args, step)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+            losses += add_gradients(called, tokens, args, parts[2])
+            norm = update(args, step, *parts)
             if profiler:
                 profiler.step()
             stop = torch.tensor(len(told))
             dist.all_reduce(stop, dist.ReduceOp.MAX)  # all ranks stop after one step, or none
             line = step % args.log_every == 0 or step == args.steps
-            save = stop or step % args.save_every == 0 or step == args.steps
-            if line or save:
-                seconds = time.perf_counter() - clock
-                loss = torch.as_tensor(sums).double().cpu() / args.ranks
+            save_now = stop or step % args.save_every == 0 or step == args.steps
+            if line or save_now:
+                loss = torch.as_tensor(losses).double().cpu() / args.ranks
                 dist.all_reduce(loss)
-                validation = validate(model, held_out, args)
-                if not math.isfinite(validation):
+                if not nn.utils.get_total_norm(model.parameters()).isfinite():
                     leave(f"step {step}: it diverged, and is not saved. Try a lower --lr.")
-                clock = time.perf_counter() - seconds  # without validation
-            if step == start + 1 and not line:  # it compiled, and woke the GPU
-                clock, timed_from = time.perf_counter(), step
             if line:
                 norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-                rate = (step - max(since, timed_from)) * args.batch * args.context / seconds
-                share = rate / args.ranks / peak
+                seconds = time.perf_counter() - clock
+                rate = (step - timed_from) * args.batch * args.context / seconds
                 row = {"step": step, "loss": loss.item() / (step - since), "norm": norm.item()}
-                row |= {"learning_rate": group["lr"], "validation": validation}
-                row |= {"tokens_per_second": rate, "memory_gb": peak_memory(args.device)}
-                row |= {"mfu": share * needs, "hfu": share * computes}
+                row |= {"learning_rate": learning_rate(args, step)}
+                row |= {"validation": validate(model, args.held_out, args)}
+                row |= {"tokens_per_second": rate, "mfu": rate * needed}
+                row |= {"memory_gb": peak_memory(args.device)}
                 if args.rank == 0:
                     report(args, row)
-                loss, sums, since, clock = 0, 0, step, time.perf_counter()
-            if save:
+                loss, losses, since = 0, 0, step
+            if line or step == start + 1:  # the first compiled, and woke the GPU
+                clock, timed_from = time.perf_counter(), step
+            if save_now:
                 if saving:
                     saving.result()  # one at a time
-                for folder in whole_ones(args.out)[:-1] if args.rank == 0 else ():
-                    remove(folder)  # the last one stays until the next is whole
                 progress = [float(loss), step - since, step, args.mark]
-                state = state_of(model, optimizer, scaler, progress)
-                state["sums"], folder = sums_of(state), args.out / f"step-{step:08d}"
-                saving = dcp.async_save(state, checkpoint_id=folder, process_group=background)
+                saving = save(args, parts, progress, background)
             if stop:
                 saving.result()
                 leave(f"stopped by a signal: saved after step {step}; the same command goes on.")
-    if saving:
-        saving.result()
-    for number, handler in usual.items():  # what comes now can be done again
-        signal.signal(number, handler)
+        if saving:
+            saving.result()
 
 
 # --- what comes out -----------------------------------------------------------------------------
@@ -722,27 +676,24 @@ def generate(model, tokens, count, ids, temperature=0.8, seed=0):
     return tokens
 
 
-def draw(model, held_out, args):
-    """Eight pictures of each class, as a PNG; or one sequence of tokens, bytes as text."""
-    pictures = args.data.suffix == ".npz"
-    first = np.tile(np.arange(GREYS, GREYS + CLASSES), 8)[:, None] if pictures else held_out[:1, :1]
-    first = torch.from_numpy(first.astype(np.int64)).to(args.device)
-    count, ids = (SIDE * SIDE, GREYS) if pictures else (min(args.context, 256), args.vocabulary)
-    tokens = generate(model, first, count, ids)[:, 1:].cpu()  # by all ranks: it may be sharded
-    if args.rank > 0:
-        return
-    if pictures:
-        from PIL import Image
+def draw_pictures(model, args):
+    """Eight of each class: a file's name, and how to write it."""
+    from PIL import Image
 
-        sheet = tokens.view(8, CLASSES, SIDE, SIDE).transpose(1, 2).reshape(8 * SIDE, -1)
-        sheet = Image.fromarray((sheet * 255 // (GREYS - 1)).byte().numpy())
-        how = partial(sheet.resize((560, 448), Image.NEAREST).save, format="PNG")
-    else:
-        ids = tokens[0].tolist()
-        text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
-        how = partial(Path.write_text, data=text + "\n", encoding="utf-8")
-    file = args.out / f"drawing.{'png' if pictures else 'txt'}"
-    say(f"drawn: {write_somewhere(file, how).name}")
+    first = torch.arange(GREYS, GREYS + CLASSES, device=args.device).repeat(8)[:, None]
+    greys = generate(model, first, SIDE * SIDE, GREYS)[:, 1:].cpu()
+    sheet = greys.view(8, CLASSES, SIDE, SIDE).transpose(1, 2).reshape(8 * SIDE, -1)
+    sheet = Image.fromarray((sheet * 255 // (GREYS - 1)).byte().numpy())
+    sheet = sheet.resize((4 * CLASSES * SIDE, 4 * 8 * SIDE), Image.NEAREST)
+    return "drawing.png", partial(sheet.save, format="PNG")
+
+
+def draw_text(model, args):
+    """One sequence, bytes as text: a file's name, and how to write it."""
+    first = torch.tensor([[int(args.held_out[0, 0])]], device=args.device)
+    ids = generate(model, first, min(args.context, 256), args.vocabulary)[0, 1:].tolist()
+    text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
+    return "drawing.txt", partial(Path.write_text, data=text + "\n", encoding="utf-8")
 
 
 def export(model, args):
@@ -753,19 +704,8 @@ def export(model, args):
         a, layer = name.replace("lora_b", "lora_a"), name.replace("lora_b", "weight")
         weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
     options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
-    how = partial(save_file, weights, metadata=options)
-    lost = args.rank == 0 and write_somewhere(args.export, how) != args.export
-    agree(args, f"--export {args.export} is as it was" if lost else None)
-
-
-def write_somewhere(path, how):
-    """As `write`; where that fails, in a new temporary folder: what was computed is not lost."""
-    try:
-        return write(path, how)
-    except (OSError, SafetensorError) as error:
-        other = write(Path(tempfile.mkdtemp()) / path.name, how)
-        say(f"{path} cannot be written ({error}): written to {other}")
-        return other
+    if args.rank == 0:
+        write(args.export, partial(save_file, weights, metadata=options))
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -783,70 +723,69 @@ def parse():
     add("--parallel", choices=rungs, default=usual, help=f"{each}, shared by all, or by --shard")
     add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: the device's best")
     add("--export", type=Path, help="in the end, write weights and options to this .safetensors")
-    for name, (default, what) in OPTIONS.items():
+    for name, (default, _, what) in OPTIONS.items():
         flag = {"action": argparse.BooleanOptionalAction}  # also --no-recompute
         kind = {"type": type(default)} if default is not False else flag
         fixed = "; fixed once a run has begun" if name in STAYS else ""
-        option, text = f"--{name.replace('_', '-')}", f"{what} ({default}{fixed})"
-        add(option, default=default, help=text, **kind)
+        add(option(name), default=default, help=f"{what} ({default}{fixed})", **kind)
     was = settings_of(parser.parse_known_args()[0].out)
-    can_be = {"parallel": ["none"] if usual == "none" else rungs[1:], "precision": [*DTYPES]}
-    was = {name: value for name, value in was.items() if value in can_be.get(name, [value])}
+    if (was.get("parallel") == "none") != (usual == "none"):
+        was.pop("parallel", None)  # it was started in the other way
     parser.set_defaults(**was)  # what is not given stays as it was
     base, shape = read_base(parser.parse_known_args()[0].base)
     parser.set_defaults(**shape)
     args = parser.parse_args()
     args.weights, args.shape, args.kv_heads = base, shape, args.kv_heads or args.heads
-    for name, (default, _) in OPTIONS.items():
-        usual = (1, 10**9) if type(default) is int else (1e-12, 1e38)
-        (least, most), value = LIMITS.get(name, usual), getattr(args, name)
-        if type(default) is not bool and not least <= value <= most:  # nan is neither
-            leave(f"--{name.replace('_', '-')} must be from {least} to {most}, not {value}")
+    for name, (_, least, _) in OPTIONS.items():
+        if not (value := getattr(args, name)) >= least:  # nan is not
+            leave(f"{option(name)} must be at least {least}, not {value}")
     return args
 
 
-def settings_of(out):
-    """The options that a run began with, those of their types."""
-    usual = {name: default for name, (default, _) in OPTIONS.items()}
-    usual |= dict.fromkeys(["parallel", "precision", "data", "base"], "")
-    with contextlib.suppress(OSError, AttributeError, *MALFORMED):  # find_start says so
-        was = json.loads(file.read_text() if (file := out / "settings.json").is_file() else "")
-        return {name: was[name] for name in usual if type(was.get(name)) is type(usual[name])}
-    return {}
+def option(name):
+    return f"--{name.replace('_', '-')}"
 
 
 def read_base(path):
     """A file that --export wrote, and the options that gave its weights their shapes; or none."""
-    with contextlib.suppress(OSError, SafetensorError, *MALFORMED):
-        if path and path.is_file():  # a pipe would wait
-            with open(path, "rb") as file:  # its own name may be no UTF-8
-                base = safe_open(f"/dev/fd/{file.fileno()}", "pt")
-            shape = {name: json.loads(base.metadata()[name]) for name in SHAPE}
-            if all(type(value) is type(OPTIONS[name][0]) for name, value in shape.items()):
-                return base, shape
+    with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
+        base = safe_open(path, "pt")
+        return base, {name: json.loads(base.metadata()[name]) for name in SHAPE}
     return None, {}
 
 
+def read_sequences(args):
+    """Add to `args` the sequences to train on and to validate with; the highest token id."""
+    if args.data.suffix == ".npz":
+        args.train, args.held_out = read_pictures(args.data)
+        args.vocabulary, args.context = GREYS + CLASSES, SIDE * SIDE
+        return args.vocabulary - 1
+    args.train, args.held_out, highest = read_tokens(args.data, args.context)
+    args.vocabulary = args.vocabulary or highest + 1
+    return highest
+
+
 def read_and_check(args):
-    """The sequences to train on and to validate with; or a sentence, if an option is wrong."""
+    """Read the data; a sentence, if an option is wrong."""
     try:
-        train, held_out, most = read_sequences(args)
+        most = read_sequences(args)
     except Exception as error:  # of many kinds, whose words advise badly
         wanted = ".npy of more than --context whole numbers from 0 in one dimension"
         wanted += f", nor .npz of uint8 pictures and labels below {CLASSES}"
         why = getattr(error, "strerror", None) or type(error).__name__
         return f"--data {args.data} ({why}): no {wanted}"
-    other, base = [k for k, v in args.shape.items() if getattr(args, k) != v], args.base
+    train, base = args.train, args.base
+    other = [name for name in args.shape if getattr(args, name) != args.shape[name]]
     for wrong, sentence in [
         (base and not args.shape, f"--base {base}: --export of this program has not written it"),
-        (args.vocabulary > 10**7, f"--data {args.data}: ids must be below 10,000,000"),
         (other, f"--base: {' and '.join(other)} must be as in {base}: {args.shape}"),
+        (args.vocabulary > 10**7, f"--data {args.data}: ids must be below 10,000,000"),
         (most >= args.vocabulary, f"--vocabulary {args.vocabulary}: the data has the id {most}"),
         (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
         (args.batch % args.ranks, f"--batch {args.batch} does not divide among {args.ranks} ranks"),
         (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
-        (args.context + 1 != train.shape[1], "--context: a picture has 196 tokens"),
+        (args.dropout >= 1 or args.seed >= 2**31, "--dropout must be below 1, --seed below 2**31"),
         (args.lora and not base, "--lora changes weights: name their file as --base"),
     ]:
         if wrong:
@@ -855,9 +794,9 @@ def read_and_check(args):
     args.checksum = zlib.crc32(np.ascontiguousarray(train[:: 1 + len(train) // 1000]))  # a sample
     if base:
         args.checksum = zlib.crc32(np.memmap(base, mode="r"), args.checksum)
-    fixed = json.dumps([getattr(args, name) for name in STAYS])
-    args.mark = zlib.crc32(fixed.encode(), args.checksum)  # of this run's checkpoints
-    return train, held_out
+    fixed = json.dumps([getattr(args, name) for name in FIXED])
+    args.mark = zlib.crc32(fixed.encode())  # of this run's checkpoints
+    return None
 
 
 def agree(args, found=None):
@@ -873,50 +812,57 @@ def agree(args, found=None):
     return every[0][0]
 
 
-def run(args):
-    found, steps = read_and_check(args), None
-    agree(args, found if isinstance(found, str) else None)
-    (train, held_out), lock = found, args.out / ".run.lock"
-    old = {name: args.weights.get_slice(name) for name in args.shape and args.weights.keys()}
-    if 0 < len(old) < args.layers or {p.get_dtype() for p in old.values()} - {"F32", "F16", "BF16"}:
-        leave(f"--base {args.base}: no weights of {args.layers} layers in F32, F16 or BF16 alone")
-    with torch.device("meta"):  # without memory yet
-        model = GPT(args)
-    shapes = {name: [*p.shape] for name, p in model.named_parameters() if "lora" not in name}
-    if old and shapes != {name: part.get_shape() for name, part in old.items()}:
-        leave(f"--base {args.base}: its weights are not those that its options promise")
-    if args.rank == 0:
-        try:
+def begin(args):
+    """On rank 0, find the steps of the checkpoints in --out; on all, wait until they see it."""
+    steps, lock, end = None, args.out / ".run.lock", time.monotonic() + HIDDEN
+    try:
+        if args.rank == 0:
             steps = find_start(args)
-        except OSError as error:
-            steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
-    steps, way = agree(args, steps), "Name a folder that all hosts see"
-    end = time.monotonic() + HIDDEN
-    if not os.path.exists(lock) and os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"process {args.rank} waits up to {HIDDEN} s until {args.out} shows here")
-    while not os.path.exists(lock) and time.monotonic() < end:
+    except OSError as error:
+        steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
+    steps = agree(args, steps)
+    while not (seen := os.path.exists(lock)) and time.monotonic() < end:
         time.sleep(1)
-    agree(
-        args, None if os.path.exists(lock) else f"{lock}, which process 0 made, is not there. {way}"
-    )
-    called = parallelize(model, args)
+    unseen = f"{lock}, which process 0 made, is not there. Name a folder that all hosts see"
+    agree(args, None if seen else unseen)
+    return steps
+
+
+def optimizer_of(model, args):
     learn = [p for p in model.parameters() if p.requires_grad]
     matrices, others = ([p for p in learn if (p.dim() > 1) == big] for big in (True, False))
-    groups = {"params": matrices, "weight_decay": args.decay}, {"params": others, "weight_decay": 0}
-    groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.95), fused=True)
+    groups = [{"params": matrices, "weight_decay": args.decay}]
+    groups += [{"params": others, "weight_decay": 0}] if others else []
+    return torch.optim.AdamW(groups, args.lr, betas=(0.9, 0.95), fused=True)
+
+
+def run(args):
+    agree(args, read_and_check(args))
+    steps = begin(args)
+    with torch.device("meta"):  # without memory yet
+        model = GPT(args)
+    called = parallelize(model, args)
     scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
-    start, progress = 0, [0, 0]
+    parts, start, progress = (model, optimizer_of(model, args), scaler), 0, [0, 0]
     if steps:
         # After a first backward pass, DDP puts the gradients into other buckets. With three ranks
         # or more that changes the order of sums, and so the last digits of a run that goes on.
         for _ in range(2 if args.parallel == "ddp" else 0):
-            add_gradients(called, torch.from_numpy(held_out[:1].astype(np.int64)), args, scaler)
-        optimizer.zero_grad()
-        start, progress = load_newest(args, steps, model, optimizer, scaler)
-    data = batches(train, args, start, args.rank, args.ranks)
-    train_model(args, model, called, optimizer, scaler, start, progress, data, held_out)
-    draw(model, held_out, args)
+            tokens = torch.from_numpy(args.held_out[:1].astype(np.int64))
+            add_gradients(called, tokens, args, scaler)
+        model.zero_grad()
+        start, progress = load_newest(args, steps, *parts)
+    if args.rank == 0:
+        cut_log(args, start)
+        count = sum(p.numel() for p in model.parameters())
+        where = f"{args.parallel} on {args.ranks} x {args.device.type}"
+        say(f"{count:,} parameters, {args.precision}, {where}, from step {start}")
+    train_model(args, called, parts, start, progress)
+    draw = draw_pictures if args.data.suffix == ".npz" else draw_text
+    name, how = draw(model, args)  # by all ranks: it may be sharded
+    if args.rank == 0:
+        write(args.out / name, how)
+        say(f"drawn: {name}")
     if args.export:
         export(model, args)
     dist.barrier()
@@ -940,6 +886,4 @@ def main():
 
 
 if __name__ == "__main__":
-    if hasattr(sys.stdout, "reconfigure"):  # not if it is closed, or a notebook's
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no UTF-8
     main()

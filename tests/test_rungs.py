@@ -82,16 +82,20 @@ def run_here(name, *options, env=ONLY_RANK):
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue() + message)
 
 
-def run_on_ranks(program, *options, nproc=2):
-    """As `run`, or a program elsewhere, in processes that have torch; what became of rank 0."""
+def run_on_ranks(program, *options, nproc=2, last=()):
+    """As `run`, or a program elsewhere, in processes that have torch; what became of rank 0.
+
+    The last rank has options of its own beside.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = str(store.port)
 
     def one_rank():
+        own = last if dist.get_rank() == nproc - 1 else ()
         dist.destroy_process_group()  # the program joins its own, in a store of its own
         os.environ["MASTER_PORT"] = port
         gc.disable()  # a DDP reducer that is freed after its group hangs or aborts (pytorch#179291)
-        done = run_here(program, *options, env={})
+        done = run_here(program, *options, *own, env={})
         gc.freeze()
         return done
 
@@ -191,23 +195,36 @@ def refused(name, *options):
     return sentence.removesuffix("\n")
 
 
+def test_all_programs_check_and_save_in_the_same_lines():
+    """So what follows tries one of them where these lines decide."""
+    for first, last in [
+        ("    try:\n        what = ", "    torch.manual_seed(0)\n"),
+        ("        if not nn.utils.get_total_norm", "        rate ="),
+        ("        try:\n            with tempfile", "The weights are in"),
+        ("\n\nif __name__", "main()\n"),
+    ]:
+        texts = [(ROOT / "rungs" / name).read_text().partition(first)[2] for name in NAMES]
+        assert len({text.partition(last)[0] for text in texts}) == 1
+        assert all(last in text for text in texts)
+
+
 def test_bad_input_gets_one_sentence_and_a_failing_exit(tmp_path):
+    few = few_images(tmp_path, 64)
+    (tmp_path / "link.npz").symlink_to(few)
+    before = few.read_bytes()
     cases = [("--data", at, "no Fashion-MNIST there (") for at in ("no", __file__, tmp_path)]
-    for path in (".", tmp_path, "no/a.pt", f"{__file__}/a.pt", "/dev/null", "a" * 300):
+    for path in (".", "no/a.pt", f"{__file__}/a.pt", "/dev/null", "a" * 300):
         cases += [("--save", path, "name a file in a folder that can be written (")]
-    for value in ("0", "-1", "1000"):
-        cases += [("--epochs", value, "must be from 1 to 999")]
-    for value in ("0", "-1", "12001"):
-        cases += [("--batch-size", value, "must be from 1 to 12000")]
-    for value in ("0.0", "-1.0", "nan", "inf"):
-        cases += [("--lr", value, "must be from 1e-09 to 99")]
-    for value in ("-1", "100000"):
-        cases += [("--workers", value, "must be from 0 to 99")]
-    for name in NAMES:
-        for option, value, reason in cases:
-            sentence = refused(name, f"{option}={value}")
-            assert sentence.startswith(f"{option} {value}: {reason}")
-            assert not re.search("trust|download", sentence)  # NumPy's advice, and torchvision's
+    cases += [("--epochs", value, "must be from 1 to 999") for value in ("0", "1000")]
+    cases += [("--batch-size", value, "must be from 1 to 12000") for value in ("0", "12001")]
+    cases += [("--lr", value, "must be from 1e-09 to 99") for value in ("0.0", "nan", "inf")]
+    cases += [("--workers", "-1", "must be from 0 to 99")]
+    for option, value, reason in cases:
+        sentence = refused("1_cpu.py", f"{option}={value}")
+        assert sentence.startswith(f"{option} {value}: {reason}")
+        assert not re.search("trust|download", sentence)  # NumPy's advice, and torchvision's
+    said = refused("1_cpu.py", "--data", tmp_path / "link.npz", "--save", few)
+    assert said.endswith("(this is the data)")
     for replicas in (0, -1, 3):
         said = f"--replicas {replicas}: must divide 1, the number of processes"
         assert refused("6_hsdp.py", "--replicas", replicas) == said
@@ -215,7 +232,7 @@ def test_bad_input_gets_one_sentence_and_a_failing_exit(tmp_path):
         del ONLY_RANK["LOCAL_RANK"]
         assert all(refused(name).startswith("start it with torchrun") for name in RANKED)
     assert Path("/dev/null").is_char_device()
-    assert list(tmp_path.iterdir()) == []
+    assert few.read_bytes() == before
 
 
 def test_images_may_have_a_channel_or_be_flat_and_labels_lie_in_a_column(tmp_path):
@@ -242,8 +259,6 @@ def test_arrays_that_are_not_fashion_mnist_are_refused_and_it_is_said_why(tmp_pa
     for changed, reason in (
         ({"train_images": images / 255}, wanted),
         ({"train_labels": labels + 1}, wanted),
-        ({"test_labels": arrays["test_labels"] - 1.0}, wanted),
-        ({"train_labels": labels + 0.5}, wanted),
         ({"test_labels": np.full(64, np.nan)}, wanted),
         ({"train_images": images[:0], "train_labels": labels[:0]}, wanted),
         ({"train_labels": labels[:9]}, "Size mismatch"),
@@ -257,33 +272,21 @@ def test_arrays_that_are_not_fashion_mnist_are_refused_and_it_is_said_why(tmp_pa
     assert "'train_images is not a file in the archive" in refused("1_cpu.py", "--data", few)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_data_are_not_overwritten_by_the_weights(name, tmp_path):
-    few = few_images(tmp_path, 64)
-    (tmp_path / "link.npz").symlink_to(few)
-    before = few.read_bytes()
-    assert refused(name, "--data", tmp_path / "link.npz", "--save", few).endswith(
-        "(this is the data)"
-    )
-    assert few.read_bytes() == before
-
-
 def test_labels_in_torchvisions_folder_are_looked_at_too(tmp_path):
     data_set = SimpleNamespace(data=torch.zeros(4, 28, 28).byte(), targets=torch.arange(7, 11))
     with mock.patch("torchvision.datasets.FashionMNIST", return_value=data_set):
         assert refused("1_cpu.py", "--data", tmp_path).endswith("(images are bytes, labels 0 to 9)")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_full_disk_is_found_before_the_first_step(name, tmp_path):
-    path = tmp_path / "a.pt"
+def test_a_full_disk_is_found_before_the_first_step(tmp_path):
     full = mock.Mock(return_value=mock.Mock(write=mock.Mock(side_effect=OSError(28, "Full"))))
     with mock.patch("tempfile.TemporaryFile", full):
-        assert refused(name, "--save", path).endswith(" can be written ([Errno 28] Full)")
+        said = refused("1_cpu.py", "--save", tmp_path / "a.pt")
+    assert said.endswith(" can be written ([Errno 28] Full)")
     full.assert_called_with(dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["1_cpu.py", "6_hsdp.py"])
 def test_weights_that_cannot_be_written_where_they_belong_are_kept_and_it_is_said_where(
     name, tmp_path, monkeypatch
 ):
@@ -299,22 +302,14 @@ def test_weights_that_cannot_be_written_where_they_belong_are_kept_and_it_is_sai
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_of_several_ranks_the_first_alone_says_what_is_wrong():
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         ROOT / "rungs/4_ddp.py", f"--data={data.BUNDLED}", "--lr=-1"],
-        capture_output=True, text=True, timeout=600, env=os.environ | WITHOUT_GPUS | FORKED,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.count("must be from 1e-09 to 99") == 1
     waits = mock.patch("time.sleep", side_effect=TimeoutError)  # until torchrun ends it
     for name in RANKED:
         with waits, pytest.raises(TimeoutError):
             run_here(name, "--data", data.BUNDLED, "--lr=-1", env=ONLY_RANK | {"RANK": "1"})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["1_cpu.py", "5_fsdp.py"])
 def test_a_run_that_diverged_stops_and_leaves_the_good_file_alone(name, tmp_path):
     few, good = few_images(tmp_path, 64), tmp_path / "good.pt"
     good.write_bytes(b"good")
@@ -355,16 +350,15 @@ def test_saving_touches_only_its_target_through_a_link_and_under_a_name_of_its_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "method"), [("1_cpu.py", "spawn"), ("4_ddp.py", "forkserver")])
-def test_workers_that_import_the_file_again_change_nothing(name, method, tmp_path):
+def test_workers_that_import_the_file_again_change_nothing(tmp_path):
     """As by default on macOS, Windows and, from Python 3.14 on, Linux."""
-    start = f"import multiprocessing, runpy, sys; multiprocessing.set_start_method('{method}');"
+    start = "import multiprocessing, runpy, sys; multiprocessing.set_start_method('spawn');"
     start += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     options = ["--data", few_images(tmp_path, 64), "--epochs", "2", "--batch-size", "16", "--save"]
     plain, worked = tmp_path / "0.pt", tmp_path / "2.pt"
-    assert run_here(name, *options, plain).returncode == 0
-    program = [ROOT / "rungs" / name, *options, worked, "--workers", "1"]
-    ran("python", "-c", start, *program, env=os.environ | WITHOUT_GPUS | ONLY_RANK)
+    assert run_here("1_cpu.py", *options, plain).returncode == 0
+    program = [ROOT / "rungs/1_cpu.py", *options, worked, "--workers", "1"]
+    ran("python", "-c", start, *program, env=os.environ | WITHOUT_GPUS)
     expected, found = torch.load(plain), torch.load(worked)
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
