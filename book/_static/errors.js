@@ -116,11 +116,12 @@
   }
 
   /** The reader's own line, what it means, what to do; then in a fold why it is this entry. */
-  function answer({ id, kind, lines, cases }, why) {
+  function answer({ id, kind, lines, cases, program }, why) {
     const more = linkTo(id);
     more.replaceChildren(phrase("more"));
     return make("li", `match ${kind}`,
       ...lines.map(logLine),
+      ...yours(program),
       make("h2", "", linkTo(id)),
       copyOf(id, "cause"),
       make("div", "do", make("p", "", make("strong", "", phrase("do"))), cure(id, cases)),
@@ -129,10 +130,15 @@
       make("p", "match-more", more));
   }
 
-  /** The first error, if no entry knows it, before what follows from it. */
+  /** The line of the reader's program that led to an error. */
+  const yours = (program) => (program ? [make("p", "log-line", make("span", "", phrase("yours")), make("code", "", program))] : []);
+
+  /** The first error, if no entry knows it, before what follows from it; or what a program said last. */
   function root(unknown) {
     if (!unknown) return [];
-    return [make("p", "", phrase(unknown.program ? "unknown-at" : "unknown", unknown)), make("p", "log-line", make("code", "", unknown.text)), searchFor(unknown.text.slice(0, SHORT))];
+    const { line, text, program, as = "unknown" } = unknown;
+    const search = as === "last-words" ? [] : [searchFor(text.slice(0, SHORT))];
+    return [make("p", "", phrase(as, { line })), make("p", "log-line", make("code", "", text)), ...yours(program), ...search];
   }
 
   function searchFor(text) {
@@ -140,14 +146,14 @@
     return make("p", "", link);
   }
 
-  function showFound({ matches, notice, unknown }) {
+  function showFound({ matches, notice, unknown, last }) {
     const items = matches.map((match, place) => answer(match, reasons(match, place, matches)));
-    found.replaceChildren(...root(unknown), make("ol", "matches", ...items));
+    found.replaceChildren(...root(unknown ?? last), make("ol", "matches", ...items));
     if (notice) return phrase("notice");
     return phrase(matches.length === 1 ? "found-one" : "found-more", { count: matches.length });
   }
 
-  function showNone(text, { program, isError, unknown }) {
+  function showNone(text, { program, isError, unknown, last }) {
     const isShort = text.length < SHORT && !text.trim().includes("\n");
     const said = program ? "" : saidIn(text);
     if (!program && !isError && !isShort && !said) {
@@ -157,7 +163,7 @@
       found.replaceChildren(link);
       return phrase("healthy");
     }
-    const first = root(!program && unknown);
+    const first = root(!program && (unknown ?? (!isShort && (clinic.fails(text) || isError && !said) && last)));
     found.replaceChildren(...(first.length || !isShort ? first : [searchFor(text)]), one(".ask-others").cloneNode(true));
     const nothing = phrase(program ? "other" : isError ? "none" : "short", { program });
     if (!said) return nothing;
@@ -176,10 +182,12 @@
     says.textContent ||= isNear ? phrase("near") : cases ? phrase("decides") : nothing;
   }
 
-  /** What decides in a kind of symptom, one of its cases before the others. */
+  /** What decides in a kind of symptom, the case that has the words said before all else. */
   function casesOf(kind, first) {
-    const cases = one(`.deciding-${kind}`).cloneNode(true);
-    one("ul", cases).prepend(all("li", cases)[first]);
+    const cases = one(`.deciding-${kind}`).cloneNode(true), case_ = all("li", cases)[first];
+    if (!case_) return cases;
+    one("p", cases).prepend(phrase("otherwise"), " ");
+    cases.prepend(make("ul", "", case_));
     return cases;
   }
 

@@ -234,16 +234,34 @@ const finding = (rules) => {
     return null;
   }
 
+  /** The last line of the reader's program in the traceback above a line, with its function and code. */
+  function programLine(lines, number) {
+    let frames = null;
+    for (let at = number - 1; at >= Math.max(0, number - 100); at--) {
+      const shown = lines.slice(at, Math.min(at + 2, number)).map((line) => line.slice(0, 600)).join("\n").replace(COLOUR, "");
+      const [frame, file, cell, line, inside, code] = shown.match(`^[^\n]*?${rules.frame}`) ?? [];
+      if (frame && !new RegExp(rules.others_files).test(frame.split("\n")[0]))
+        return `${file ?? cell}, line ${line}${inside ?? ""}${file && code ? `: ${code}` : ""}`;
+      if (frame) frames = "";
+      else if (lines[at].includes("Traceback (most recent")) break;
+    }
+    return frames;
+  }
+
+  /** The error of a program, or else what it said before it, or torchrun of it, was silent. */
+  function lastWords(log) {
+    const lines = log.split(new RegExp(rules.of_torchrun, "m"))[0].split("\n");
+    const [number, text] = firstFailure(lines) ?? [];
+    if (number !== undefined) return { line: number + 1, text, as: "its-error" };
+    const own = lines.findLastIndex((line) => line.trim() && !line.includes("torch/distributed/"));
+    return own < 0 ? null : { line: own + 1, text: lines[own].slice(0, 240).trim(), as: "last-words" };
+  }
+
   /** The first error, if no entry knows it and a traceback leads to it: its line, its text, and where in the program it was. */
   function unknownRoot(lines, found) {
     const [number, text] = firstFailure(lines) ?? [];
     if (number === undefined) return null;
-    let program = null;
-    for (let at = number - 1; at >= Math.max(0, number - 100) && !program; at--) {
-      const [frame, file, cell, line] = lines[at].slice(0, 600).replace(COLOUR, "").match(rules.frame) ?? [];
-      if (frame) program = new RegExp(rules.others_files).test(frame) ? "" : `${file ?? cell}, line ${line}`;
-      else if (lines[at].includes("Traceback (most recent")) break;
-    }
+    let program = programLine(lines, number);
     if (text.includes(".py: ")) program ??= "";
     const message = lines.slice(Math.max(0, number - 2), number + 5).join("\n");
     const known = message.includes("above exception") ? found : find(message);
@@ -256,17 +274,19 @@ const finding = (rules) => {
     const squeezed = squeeze(log);
     const found = find(log, squeezed);
     const lines = log.split("\n"), known = {}, unknown = unknownRoot(lines, found);
-    if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0, unknown };
+    if (!found.length) return { matches: [], program: otherProgram(log), isError: signs(log).length > 0, unknown, last: lastWords(log) };
     const part = (line, at) => (known[line] ??= partOf(lines[line - 1]))(at);
     const show = ([line, { words, at }]) => ({ line, ...shown(part(line, at), words) });
     return {
       matches: found.map(({ words, ...match }) => {
         const { id, line } = match;
         const cases = casesOf(id, lines, line - 1, part(line, words.get(line).at));
-        return { ...match, cases, lines: [...words].slice(0, MOST_LINES).map(show) };
+        const program = (isError(match) && programLine(lines, line - 1)) || "";
+        return { ...match, cases, program, lines: [...words].slice(0, MOST_LINES).map(show) };
       }),
       notice: onlyNotices(log, found),
       unknown,
+      last: found.every(({ kind }) => kind === "follows" || kind === "warning") && found.some(({ kind }) => kind === "follows") ? lastWords(log) : null,
     };
   }
 

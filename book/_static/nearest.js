@@ -21,7 +21,7 @@ function isSaid(text) {
 
 /** What somebody says in a text: all of it, or the lines around code and logs. */
 function saidIn(text) {
-  const unsaid = /```[^]*?(?:```|(?![^]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?/gim;
+  const unsaid = /```[^]*?(?:```|(?![^]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?|(?<![^])\[(?!info|debug|warn|error|rank)[a-z][a-z ./-]{1,20}\](?=[^\n]*\n\n)/gim;
   const said = text.slice(0, 20_000).replace(unsaid, " ");
   if (said === text && isSaid(text)) return text;
   const lines = said.trim().split("\n"), told = lines.filter((line, at) => speaks(line, at === 0) && !PRINTED.test(line)).join("\n");
@@ -30,15 +30,15 @@ function saidIn(text) {
 }
 
 const nearest = ({ documents, others, silent, denied, kinds }) => {
-  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, ALIKE = 0.5, LEAST = 1, AHEAD = 0.6, MUCH = 5, ENOUGH = 4, TELLS = 2, SURE = 0.6, BEHIND = 0.5;
+  const POOLED = 0.5, TOLD = 0.3, UNKNOWN = 6, ALIKE = 0.5, LEAST = 1, AHEAD = 0.6, MUCH = 5, ENOUGH = 4, SURE = 0.6, BEHIND = 0.5;
 
-  function words(text) {
-    const found = (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
+  function inOrder(text) {
+    return (text.toLowerCase().match(/[a-z]+|\d+|[\u4e00-\u9fff]+/g) ?? []).flatMap((word) => {
       if (word <= "\u4e00") return [word.replace(word.length > 4 ? /(?:ing|ed|es|e|y|(?<!s)s)$/ : /(?<!s)s$/, "")];
       return word.length > 1 ? [...word.slice(1)].map((sign, at) => word[at] + sign) : [word];
     });
-    return [...new Set(found)];
   }
+  const words = (text) => [...new Set(inOrder(text))];
 
   const apart = (text) => (text ? text.split(" ") : []);
   const known = documents.map(([address, weight, asked, text, twins]) => ({ address, weight, asked: asked.map(apart), text: apart(text), twins }));
@@ -98,19 +98,18 @@ const nearest = ({ documents, others, silent, denied, kinds }) => {
   const said = (question) => question.replace(new RegExp(denied, "gi"), " ");
 
   function kindOf(question) {
+    const asked = inOrder(question).join(" ");
     const late = (kind) => (kind !== "hangs") + (kind === "files");
-    const named = words(question).map((word) => kinds.find(([, of]) => of.includes(word))?.[0]).filter(Boolean);
-    return named.sort((a, b) => late(a) - late(b))[0] ?? "";
+    const places = kinds.flatMap(([kind, of]) => of.map((phrase) => asked.match(phrase)).filter(Boolean).map((has) => [late(kind), has.index + has[0].length, kind]));
+    return places.sort(([a, c, e], [b, d, f]) => a - b || c - d || (e < f ? -1 : 1))[0]?.[2] ?? "";
   }
 
-  /** The kind of symptom that a question is about, or "", and which of its cases comes first. */
+  /** The kind of symptom that a question is about, or "", and which of its cases it has most words of, or -1. */
   function decides(question) {
-    question = said(question);
-    let kind = kindOf(question);
-    const [{ address, twins, counts }] = scores(question), best = [address, ...twins];
-    const which = (name) => (counts < TELLS ? [] : kinds.find(([kind]) => kind === name)?.[2] ?? []).findIndex((to) => best.some((address) => to.includes(address)));
-    if (kind === "files" && which(kind) < 0) kind = kinds.find(([name]) => which(name) >= 0)?.[0] ?? kind;
-    return [kind, Math.max(0, which(kind))];
+    const kind = kindOf(said(question)), asked = inOrder(said(question)).join(" ");
+    const cases = kinds.find(([name]) => name === kind)?.[2] ?? [];
+    const has = cases.map((of) => of.reduce((sum, phrase) => sum + (asked.match(phrase) ? phrase.split(" (?:").length : 0), 0));
+    return [kind, Math.max(...has) > 0 ? has.indexOf(Math.max(...has)) : -1];
   }
 
   return { find, decides };

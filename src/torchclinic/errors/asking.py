@@ -19,20 +19,18 @@ ENDING = r"(?:ing|ed|es|e|y|(?<!s)s)$"  # of a word with more than four letters,
 POOLED, TOLD = 0.5, 0.3  # what words count that other questions have, and that the entry's text has
 MORE, LESS = 1.2, 0.9
 UNKNOWN = 6  # what a word of a question counts that nothing has
-CASE = 6  # what the words count, at least, for which a case is told ...
-MOSTLY = 0.25  # ... and first, if they are such a share of the question
+# What the words count, at least, for which a case is told; and first, if they are such a share.
+CASE, MOSTLY = 6, 0.25
 # What answers is so much like one of its questions, by words that count so much; or else so far
 # ahead of all others, the less far the more its words count, and less where nothing else decides.
 ALIKE, LEAST = 0.5, 1
 AHEAD, MUCH, ENOUGH = 0.6, 5, 4
-TELLS = 2  # what the words count, at least, by which the nearest decides in a kind of symptom
-SURE = 0.6  # how close, to a message that no entry has
-BEHIND = 0.5  # a share of the best
+SURE, BEHIND = 0.6, 0.5  # how close, to a message that no entry has; a share of the best
 MESSAGE = r"(?:Error|Exception|error): "
 # What somebody says that it is not.
 DENIED = r"\b(?:it|this|that)(?:['’]s| is| was)(?: not|n['’]t) an? (?!number)[^.,;:()\n]*"
 DENIED += r"|(?:\b(?:not|no|without|rather than|instead of)|n['’]t) (?:an? |the |any )?(?:[a-z]+ )?"
-DENIED += r"(?:out of memory|oom)\b"
+DENIED += r"(?:out of memory|oom|slow(?:er)?|hang(?:s|ing)?|stuck|frozen|leak(?:s|ing)?|nan)\b"
 # And what an error of any library says in the same words.
 DENIED += r"|\b(?:attribute|type|modulenotfound)error: [^\n]*"
 DENIED += r"(?:has no attribute|unexpected keyword|no module named|positional arguments? but)[^\n]*"
@@ -44,11 +42,12 @@ SPEAKS += r"|it)\b|[\u4e00-\u9fff]{4}"
 # and kept.
 SOMEBODY = r"\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b"
 READ, KEPT = 20_000, 1000
-# What nobody says: code, pictures, links, names of people, headings, boxes to tick.
+# What nobody says: code, pictures, links, names of people, headings, boxes to tick, tags.
 UNSAID = r"```[\s\S]*?(?:```|(?![\s\S]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)"
 UNSAID += r"|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*"
 UNSAID += r"|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*"
 UNSAID += r"|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?"
+UNSAID += r"|(?<![\s\S])\[(?!info|debug|warn|error|rank)[a-z][a-z ./-]{1,20}\](?=[^\n]*\n\n)"
 # A place or an address, not cuda:0 and not a time such as 6:40.
 LOGGED = r"(?:^|\n)[\[{]|[|@]|[^\W\d](?<!cuda)(?<!gpu)(?<!GPU):\d|\d:(?:\d\d:\d|\d{3})"
 LOGGED += r"|(?:\n[*-] [a-z]{2,12}: .*){3}|huggingface/tokenizers"  # of changes; a notice
@@ -57,15 +56,15 @@ PRINTED = r"^[^\w\n]*(?:(?:rank\d+|[A-Z]+)[^\w\n]{1,4})?"
 PRINTED += r"(?:File [\"']|Traceback |[\w.]{1,99}(?:Error|Exception): )"
 
 
-def words(text: str) -> list[str]:
-    """The words of a text, each once, without their endings; of Chinese, each two signs."""
-    found: dict[str, None] = {}
+def words(text: str, once: bool = True) -> list[str]:
+    """The words of a text, each `once`, without their endings; of Chinese, each two signs."""
+    found = []
     for word in re.findall(WORD, text.lower()):
         if word > "\u4e00":
-            found |= dict.fromkeys(word[i : i + 2] for i in range(max(1, len(word) - 1)))
+            found += [word[i : i + 2] for i in range(max(1, len(word) - 1))]
         else:
-            found[re.sub(ENDING if len(word) > 4 else "(?<!s)s$", "", word)] = None
-    return list(found)
+            found.append(re.sub(ENDING if len(word) > 4 else "(?<!s)s$", "", word))
+    return list(dict.fromkeys(found)) if once else found
 
 
 def _telling(text: str) -> list[str]:
@@ -114,7 +113,9 @@ def nearest(question: str, most: int = 3) -> list[str]:
     """The addresses of what answers a question best: of its questions one is nearest to it; none,
     if it is a guess. A false one costs more time than none.
     """
-    question, ranked, found = _ranked(question)
+    question = re.sub(DENIED, " ", question, flags=re.IGNORECASE)
+    found = _scores(question)
+    ranked = sorted(found, key=lambda address: -found[address][0])
     if not ranked or not _is_sure(ranked, found, _kind(question)):
         return []
     scores = {address: found[address][0] for address in ranked}
@@ -126,13 +127,6 @@ def nearest(question: str, most: int = 3) -> list[str]:
         if scores[address] > BEHIND * scores[ranked[0]] and not twins(address).intersection(near):
             near.append(address)
     return near[:most]
-
-
-def _ranked(question: str) -> tuple[str, list[str], dict[str, tuple[float, float, float]]]:
-    """A question without what it denies, all addresses, the likest first, and their `_scores`."""
-    question = re.sub(DENIED, " ", question, flags=re.IGNORECASE)
-    found = _scores(question)
-    return question, sorted(found, key=lambda address: -found[address][0]), found
 
 
 def _is_sure(ranked: list[str], found: dict[str, tuple[float, float, float]], kind: str) -> bool:
@@ -149,37 +143,45 @@ def _is_sure(ranked: list[str], found: dict[str, tuple[float, float, float]], ki
 
 def decides(question: str) -> tuple[str, int]:
     """The kind of symptom, of ``deciding.toml``, that a question is about, or ``""``, and which of
-    its cases comes first: the one that leads to what is nearest, or to an entry on it.
-
-    Files, of which many speak, give way to the kind that leads to what is nearest.
+    its cases it has most words of, or -1.
     """
-    question, ranked, found = _ranked(question)
-    kind = _kind(question)
-    best = {to for a in ranked[:1] if found[a][2] >= TELLS for to in (a, *twins(a))}
-    cases = {
-        of: [case for case, to in enumerate(leads(of)) if best.intersection(to)]
-        for of in page("deciding")
-    }
-    if kind == "files" and not cases[kind]:
-        kind = next((other for other in cases if cases[other]), kind)
-    return kind, next(iter(cases.get(kind, [])), 0)
+    question = re.sub(DENIED, " ", question, flags=re.IGNORECASE)
+    said, kind = " ".join(words(question, once=False)), _kind(question)
+    cases = kinds()[kind][1] if kind else []
+    has = [sum(p.count(" (?:") + 1 for p in of if re.search(p, said)) for of in cases]
+    return kind, has.index(max(has)) if any(has) else -1
 
 
 def _kind(question: str) -> str:
-    """The kind of symptom whose word a question, without what it denies, has first; a hang before
+    """The kind of symptom whose words a question, without what it denies, has first; a hang before
     all, files after all.
     """
-    kinds = {word: kind for kind, of in page("deciding").items() for word in words(of["words"])}
-    said = [kinds[word] for word in words(question) if word in kinds]
-    return min(said, key=lambda kind: (kind != "hangs") + (kind == "files"), default="")
+    said = " ".join(words(question, once=False))
+    places = [
+        ((kind != "hangs") + (kind == "files"), found.end(), kind)
+        for kind, (of, _) in kinds().items()
+        for found in (re.search(phrase, said) for phrase in of)
+        if found
+    ]
+    return min(places)[2] if places else ""
 
 
 @cache
-def leads(kind: str) -> list[list[str]]:
-    """The addresses to which each case of a kind of symptom leads."""
-    _, *cases = page("deciding")[kind]["ask"].split("\n- ")
-    links = [re.findall(r"\]\(([^)]+)\.ipynb(#[^)]+)\)", case) for case in cases]
-    return [[f"notebooks/{file}{anchor}" for file, anchor in found] for found in links]
+def kinds() -> dict[str, tuple[list[str], list[list[str]]]]:
+    """By kind of symptom: the phrases that say it, and those of each of its cases, as regular
+    expressions; between two words may be one more.
+    """
+
+    def lists(text: str) -> list[str]:
+        phrases = [" (?:[^ ]+ )?".join(words(part, once=False)) for part in text.split(",")]
+        return [f"(?<![^ ]){phrase}(?![^ ])" for phrase in phrases if phrase]
+
+    told = {}
+    for kind, of in page("deciding").items():
+        _, *cases = of["ask"].split("\n- ")
+        firsts = ([w for head, w in of["first"].items() if case.startswith(head)] for case in cases)
+        told[kind] = lists(of["words"]), [lists(*first or [""]) for first in firsts]
+    return told
 
 
 def _scores(question: str) -> dict[str, tuple[float, float, float]]:
@@ -218,14 +220,11 @@ def what_to_do(question: str, entry: Error) -> str:
     head = words(f"{entry.title} {entry.fix.partition(cases[0])[0] if cases[0] else entry.fix}")
     weights = {word: weight for word, weight in weights_of(question).items() if word not in head}
 
-    def share(case: str) -> float:
-        return sum(weights.get(word, 0) for word in words(case))
-
-    best = max(cases, key=share)
-    if share(best) <= CASE:
+    shares = [sum(weights.get(word, 0) for word in words(case)) for case in cases]
+    if (best := max(shares)) <= CASE:
         return do
-    case = best.removeprefix("- ")
-    return case if share(best) > MOSTLY * sum(weights.values()) else f"{do} Or: {case}"
+    case = cases[shares.index(best)].removeprefix("- ")
+    return case if best > MOSTLY * sum(weights.values()) else f"{do} Or: {case}"
 
 
 def weight_of(address: str) -> float:

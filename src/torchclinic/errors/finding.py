@@ -22,16 +22,14 @@ SLICE = 2**18  # squeezed characters in which all patterns are looked for at onc
 PROSE = "^#+$|(?:if|when|case)you|you(?:see|get|runinto|encounter|hit)|toavoid"
 PROSE += "|(?<!pre|suf)fixe[sd]|nolonger|usersreport"
 PROSE += "|^(?:docs?|feat|added|changed|removed|new|improved)(?:\\(.{1,30}\\))?:"
-QUOTED = (
-    r"(?:^\*'[^'\n]{0,120}|(?:^|[*-]|error|message|get|see|with)(?:'|\*\*)(?:[\w.]{0,40}error:)?)"
-)
+QUOTED = r"(?:^\*'[^'\n]{0,120}|(?:^|[*-]|error|message|get|see|with)"
+QUOTED += r"(?:'|\*\*)(?:[\w.]{0,40}error:)?)"
 QUOTED += r"\n.{3,200}?(?:'|\*\*)(?:[:.,|]?[a-z]|[>-]{1,2}[^?]{1,200}$)"
 QUOTED += r"|(?:howtofix|whattodo(?:on|if|about))[^\n]*\n[^?]*$"  # nobody asks
 # What stands before an error of which somebody says that it is not theirs.
 DENIED = "(?:(?:is|was|it's|be|but|and|[,;.(]|^)not|(?:is|was)n't|without"
-DENIED += (
-    "|(?:get|got|see|is|was|are|were|ha[sd]|have|gives?|shows?|with|but|and|then|[^a-z=:_-]|^|'s)no"
-)
+DENIED += "|(?:get|got|see|is|was|are|were|ha[sd]|have|gives?|shows?"
+DENIED += "|with|but|and|then|[^a-z=:_-]|^|'s)no"
 DENIED += "(?:more|such)?|(?:do|did|does)n't(?:get|see|have|give|show)|ratherthan|insteadof)"
 DENIED += "(?:dueto)?(?:an?|the|any)?$"
 HAS = "i(?:get|got|see|saw|have|had|keep|am)|say|gives|shows|throws|raises"

@@ -5,6 +5,7 @@ from typing import Any
 from torchclinic.errors import asking, cases, finding, roots
 from torchclinic.errors.entries import KINDS, catalogue, page
 from torchclinic.errors.squeezing import COLOUR, ENVIRONMENT, LOGS, PREFIX, QUOTES
+from torchclinic.errors.telling import OF_TORCHRUN
 from torchclinic.process_group import PEER_IS_GONE
 
 
@@ -17,10 +18,8 @@ def questions() -> dict:
         documents.append([address, asking.weight_of(address), words, " ".join(text), twins])
     silent = page("logs")["silent"]
     others, denied = asking.others(), asking.DENIED
-    deciding = page("deciding")
-    kinds = [(kind, asking.words(deciding[kind]["words"]), asking.leads(kind)) for kind in deciding]
     found = {"documents": documents, "others": others, "silent": silent, "denied": denied}
-    return {**found, "kinds": kinds}
+    return {**found, "kinds": [(kind, *of) for kind, of in asking.kinds().items()]}
 
 
 def rules() -> dict:
@@ -32,6 +31,7 @@ def rules() -> dict:
     rules |= {**page("other_programs"), "signs": LOGS["signs"], "harmless": LOGS["harmless"]}
     rules |= {"failure": roots.FAILURE, "frame": roots.FRAME, "others_files": roots.OF_OTHERS}
     rules |= {"gone": PEER_IS_GONE.pattern, "telling": roots.TELLING}
+    rules["of_torchrun"] = OF_TORCHRUN
     rules |= {"counted": cases.COUNTED, "measured": cases.MEASURED, "units": cases.UNITS}
     rules["around"] = cases.NEARBY
     rules["errors"] = [

@@ -11,12 +11,15 @@ from torchclinic.process_group import PEER_IS_GONE
 
 MOST = 51  # errors that are looked at: all may follow
 ABOVE, MESSAGE = 100, 5  # lines of a traceback, of what an error says
-# The last line of a traceback; a frame; and what is none of the reader's files.
+# The last line of a traceback; a frame, with its function and code; and what is none of the
+# reader's files, such as what pip writes for a command.
 FAILURE = r"[\w.]{0,200}(?:Error|Exception)(?:: .{1,300}|:?$)|[\w./-]{1,100}\.py: .{1,300}"
 TELLING = "Error", "Exception", ".py: "  # a failure has one in its line; the last, a program's own
 FRAME = r"(?:File [\"'](.{1,300}?)[\"']|(Cell In ?\[\d{1,5}\])), line (\d{1,7})"
-OF_OTHERS = r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python|<frozen|<string>"
-OF_OTHERS += r"|[/\\](?:bin|Scripts)[/\\][\w.-]+['\"]"  # what pip writes for a command
+FRAME += r"(, in [\w.]{1,80}(?![\w.(]))?[^\n]*"
+FRAME += r"(?:\n(?:\[rank\d+\]:)? *(?!File |[\w.]{1,99}(?:Error|Exception))(\S[^\r\n]{0,200}))?"
+OF_OTHERS = r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python"
+OF_OTHERS += r"|<(?:frozen|string|eval_with_key)|[/\\](?:bin|Scripts)[/\\][\w.-]+['\"]"
 
 
 def first_failure(lines: Sequence[str]) -> tuple[int, str] | None:
@@ -34,16 +37,18 @@ def first_failure(lines: Sequence[str]) -> tuple[int, str] | None:
 
 
 def program_line(lines: Sequence[str], number: int) -> str | None:
-    """The last line of the reader's program in the traceback above a line; "" if all its frames are
-    of libraries, None if there is no frame.
+    """The last line of the reader's program in the traceback above a line, with its function and
+    code; "" if all its frames are of libraries, None if there is no frame.
     """
     frames = False
-    for line in reversed(lines[max(0, number - ABOVE) : number]):
-        if found := re.search(FRAME, without_colours(line[:600]), re.ASCII):
+    for at in range(number - 1, max(0, number - ABOVE) - 1, -1):
+        shown = "\n".join(line[:600] for line in lines[at : min(at + 2, number)])
+        if found := re.match(f"[^\n]*?{FRAME}", without_colours(shown), re.ASCII):
             frames = True
-            if not re.search(OF_OTHERS, found[0]):
-                return f"{found[1] or found[2]}, line {found[3]}"
-        elif "Traceback (most recent" in line:
+            if not re.search(OF_OTHERS, found[0].partition("\n")[0]):
+                code = f": {found[5]}" if found[1] and found[5] else ""
+                return f"{found[1] or found[2]}, line {found[3]}{found[4] or ''}{code}"
+        elif "Traceback (most recent" in lines[at]:
             break
     return "" if frames else None
 

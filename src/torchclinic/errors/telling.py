@@ -8,22 +8,13 @@ from torchclinic import printable
 from torchclinic.errors import asking
 from torchclinic.errors.cases import this_case_first
 from torchclinic.errors.entries import KINDS, catalogue, page, published
-from torchclinic.errors.finding import (
-    Match,
-    find,
-    line_of,
-    other_program,
-    patterns_of,
-    places_of,
-)
-from torchclinic.errors.roots import first_failure, unknown_root
+from torchclinic.errors.finding import Match, find, line_of, other_program, patterns_of, places_of
+from torchclinic.errors.roots import first_failure, program_line, unknown_root
 from torchclinic.errors.squeezing import excerpt, signs, squeeze
 from torchclinic.errors.terminal import filled, without_links, wrapped
 
-FOLLOWS = {
-    "follows": "It often follows from another error.",
-    "warning": "It is a warning: the program goes on after it.",
-}
+FOLLOWS = {"follows": "It often follows from another error."}
+FOLLOWS["warning"] = "It is a warning: the program goes on after it."
 NOT_PYTORCH = """This may not be PyTorch: the log seems to come from {}, and torch is nowhere in
 it. If it is PyTorch, give the whole log, from its first line."""
 ASK = """To narrow it down, try one process, `num_workers=0`, float32 and the CPU: what ends it
@@ -40,7 +31,7 @@ DECIDES = "No entry fits what you say. This decides:"
 NEAREST_MORE = "More of an entry: torchclinic explain, with its name. Sections are the book's."
 # What tells a program's sentence from a reader's; and what torchrun says when a rank has failed.
 OF_A_PROGRAM = r"(?:^|\s)--\w|\.py: "
-OF_TORCHRUN = r"(?m)^.*(?:closing signal SIG|failed \(exitcode)"
+OF_TORCHRUN = r"^.*(?:closing signal SIG|failed \(exitcode)"
 NOTICE = "This log has no error message, but this notice:"
 
 
@@ -54,12 +45,13 @@ def explain(log: str, found: list[Match] | None = None) -> str:
         return _answer(log)
     root, near = _root(log, found), _near(said, log)
     kinds = {match.error.kind for match in found}
-    if not (root or near) and kinds <= {"follows", "warning"} and kinds != {"warning"}:
+    fails = first_failure(log.split("\n")) is not None
+    is_silent = kinds <= {"follows", "warning"} and kinds != {"warning"}
+    if is_silent and (fails or not said) and not (root or near):
         root = _last_words(log)
     if not found:
         if not near and not signs(log):
             return NOT_CLOSE if said else HEALTHY
-        fails = first_failure(log.split("\n")) is not None
         parts = [UNKNOWN if fails or (signs(log) and not near) else "", root, *near, ASK]
         return "\n\n".join(part for part in parts if part)
     first, *others = found
@@ -71,6 +63,7 @@ def explain(log: str, found: list[Match] | None = None) -> str:
         root if is_echo else "",
         NOTICE if _only_notices(log, found) else "",
         filled(f"In {first.file or 'your log'}, line", where),
+        _yours(_program(first)),
         error.heading,
         filled("Why:", error.cause),
         filled("Do:", this_case_first(error, first.place)),
@@ -101,14 +94,17 @@ def _near(said: str, log: str) -> list[str]:
     if not kind:
         return []
     read = page("deciding")[kind]["read"]
-    cases = filled("", "\n- ".join(_cases(kind, first)))
+    head, *cases = _cases(kind, first)
+    if first >= 0:
+        head = f"- {cases.pop(0)}\n\nOtherwise: {head}"
+    cases = filled("", "\n- ".join([head, *cases])).strip()
     return [DECIDES, cases, f"More: {published(read) or read}"]
 
 
 def _cases(kind: str, first: int) -> list[str]:
     """What to look at in a kind of symptom, and its cases, one of them before the others."""
     head, *cases = without_links(page("deciding")[kind]["ask"]).strip().split("\n- ")
-    return [head, cases.pop(first), *cases]
+    return [head, *([cases.pop(first)] if first >= 0 else []), *cases]
 
 
 def _decides(said: str, log: str) -> tuple[str, int]:
@@ -120,22 +116,23 @@ def _root(log: str, found: list[Match]) -> str:
     """The first error of a log, if no entry knows it, and where in the program it came up."""
     if not (root := unknown_root(log, found)):
         return ""
-    where = f", at {printable(root['program'])}" if root["program"] else ""
-    says = f"No entry knows the first error, in line {root['line']}{where}: {root['text']}"
-    return wrapped(says, "  ", "    ")
+    says = f"No entry knows the first error, in line {root['line']}: {root['text']}"
+    return "\n".join(filter(None, [wrapped(says, "  ", "    "), _yours(root["program"])]))
+
+
+def _yours(program: str | None) -> str:
+    return wrapped(f"Your line: {printable(program)}", "  ", "    ") if program else ""
 
 
 def _last_words(log: str) -> str:
     """The error of a program, or else what it said before it, or torchrun of it, was silent."""
-    lines = re.split(OF_TORCHRUN, log, maxsplit=1)[0].split("\n")
-    if failure := first_failure(lines):
-        says = f"Its error, in line {line_of(log, failure[0])}: {failure[1]}"
-        return wrapped(says, "  ", "    ")
+    lines = re.split(OF_TORCHRUN, log, maxsplit=1, flags=re.MULTILINE)[0].split("\n")
     own = [i for i, line in enumerate(lines) if line.strip() and "torch/distributed/" not in line]
-    if not own:
-        return ""
-    says = f"The program's last words, in line {line_of(log, own[-1])}: "
-    return wrapped(says + excerpt(lines[own[-1]], 0), "  ", "    ")
+    says = "Its error" if (told := first_failure(lines)) else "The program's last words"
+    if not told and own:
+        told = own[-1], excerpt(lines[own[-1]], 0)
+    at = f"{says}, in line {line_of(log, told[0])}: {told[1]}" if told else ""
+    return wrapped(at, "  ", "    ")
 
 
 def _brief(address: str, said: str) -> str:
@@ -167,7 +164,7 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     ``version`` changes only if a field goes or changes its meaning; new ones may come.
     """
     record = {"matches": list(map(_record, found)), "other_program": other_program(log)}
-    said = "" if found else asking.said_in(log)
+    said = "" if found or record["other_program"] else asking.said_in(log)
     if said and (near := asking.nearest(said)):
         more["nearest"] = near
     elif (told := _decides(said, log))[0]:
@@ -179,13 +176,19 @@ def as_json(log: str, found: list[Match], **more: object) -> str:
     return json.dumps({"version": 1, **record, **more}, indent=1)
 
 
+def _program(match: Match) -> str:
+    """The line of the reader's program that led to an error; a warning has its own."""
+    lines, number, _ = match.place
+    return (KINDS[match.error.kind] == 0 and program_line(lines, number)) or ""
+
+
 def _record(match: Match) -> dict:
     error = match.error
     fields = {name: getattr(match, name) for name in ("line", "text", "rank", "file")}
     fields |= {name: getattr(error, name) for name in ("kind", "message")}
     fields |= {name: without_links(getattr(error, name)).strip() for name in ("cause", "fix")}
-    url = published(f"{error.page}#{error.id}")
-    return {"id": error.id, "title": error.title, **fields, "url": url}
+    fields |= {"program": _program(match), "url": published(f"{error.page}#{error.id}")}
+    return {"id": error.id, "title": error.title, **fields}
 
 
 def _also(match: Match) -> str:
