@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from running import FORKED, ROOT, SIMULATE, ran
@@ -189,9 +190,18 @@ def known(command, *words):
         asked = parse_args(words)
         script = [asked.training_script, *asked.training_script_args]
         return not asked.module or known(*script)
-    program = ["rungs/gpt.py" if word == "gpt.py" else word for word in words]
-    listed = ran(command, *program[: 2 if words[0] == "-m" else 1], "--help", cwd=ROOT)
+    listed = help_of(*words[: 2 if words[0] == "-m" else 1])
     return all(word in listed for word in words if word.startswith("--"))
+
+
+@cache
+def help_of(*program):
+    return ran(
+        "python",
+        *("rungs/gpt.py" if word == "gpt.py" else word for word in program),
+        "--help",
+        cwd=ROOT,
+    )
 
 
 @pytest.mark.slow

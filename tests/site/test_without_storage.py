@@ -19,17 +19,22 @@ WAYS["full"] = f"Storage.prototype.setItem = () => {{ {FULL}; }}"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["http", "file"])
-def root(request, site, address):
-    """Where the site is, with a slash at the end."""
-    return address if request.param == "http" else f"{site.as_uri()}/"
-
-
 @pytest.fixture(params=WAYS)
-def refused(browser, request):
+def way(request):
+    return request.param
+
+
+@pytest.fixture
+def root(way, site, address):
+    """Where the site is, with a slash at the end."""
+    return f"{site.as_uri()}/" if way == "null" else address
+
+
+@pytest.fixture
+def refused(browser, way):
     """A page without storage, and what goes wrong in it."""
     context = browser.new_context(reduced_motion="reduce")
-    context.add_init_script(WAYS[request.param])
+    context.add_init_script(WAYS[way])
     page = context.new_page()
     page.errors = []
     page.on("pageerror", lambda error: page.errors.append(str(error)))

@@ -1,17 +1,18 @@
 """``tools/record.py`` on a small copy of the repository, and the site of what it leaves."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
 from running import ROOT, parsed, sphinx
 
-from tools import machine_facts
-from tools.record import cleaner, run_notebook
+from tools import machine_facts, record
 
 CHAPTERS = {
     "01_fine": ["import os, socket\nprint(os.getcwd(), f'{socket.gethostname()}:29500')"],
@@ -47,7 +48,7 @@ def repository(tmp_path_factory):
     return folder
 
 
-def record(repository, *options):
+def call(repository, *options):
     command = [sys.executable, "-m", "tools.record", *options]
     return subprocess.run(command, cwd=repository, capture_output=True, text=True)
 
@@ -55,26 +56,23 @@ def record(repository, *options):
 @pytest.fixture(scope="module")
 def run(repository):
     machine = machine_facts.machine_facts()["machine"]
-    done = record(repository, machine, "--only", "02_", "01_", "tests/", "--note", "Beside others.")
+    done = call(repository, machine, "--only", "02_", "01_", "tests/", "--note", "Beside others.")
     assert done.returncode == 1, done.stderr  # a chapter and a test have failed
     return repository / "book/runs" / machine
 
 
-@pytest.mark.parametrize(("a_cell", "all_cells"), [(20, 900), (900, 20)])
-def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(
-    tmp_path, monkeypatch, a_cell, all_cells
-):
-    monkeypatch.setattr("tools.record.LIMIT", a_cell)
+def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(tmp_path, monkeypatch):
+    now = time.monotonic()
+    limits = [record.seconds(now + left) for left in (-1, 20, 9999)]
+    assert limits == [1, pytest.approx(20, abs=1), record.LIMIT]
     cells = [nbformat.v4.new_code_cell(text) for text in ("1", "import time; time.sleep(900)")]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbformat.write(notebook, tmp_path / "04_long.ipynb")
-    kept = tmp_path / "kept.ipynb"
-    until = time.monotonic() + all_cells
-    outcome = run_notebook(tmp_path / "04_long.ipynb", kept, until, str)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "04_long.ipynb")
+    given = iter([600, 1])
+    monkeypatch.setattr(record, "seconds", lambda until: next(given))
+    outcome = record.run_notebook(tmp_path / "04_long.ipynb", tmp_path / "kept.ipynb", now, str)
     assert outcome["ended"].startswith("CellTimeout")
-    first, _ = nbformat.read(kept, as_version=4).cells
-    if a_cell < all_cells:  # else a slow kernel may have left no time for it
-        assert first.outputs[0].data["text/plain"] == "1"
+    first, _ = nbformat.read(tmp_path / "kept.ipynb", as_version=4).cells
+    assert first.outputs[0].data["text/plain"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -87,14 +85,15 @@ def test_a_chapter_without_an_end_is_kept_as_far_as_it_came(
 )
 def test_a_machines_name_is_removed_where_it_cannot_be_another_word(monkeypatch, name, told, kept):
     monkeypatch.setattr("socket.gethostname", lambda: name)
-    assert cleaner()(told) == kept
+    assert record.cleaner()(told) == kept
 
 
-def test_a_run_is_only_recorded_under_the_name_of_its_machine(repository):
-    done = record(repository, "9xH900")
-    assert done.returncode == 2
-    assert "not '9xH900'" in done.stderr
-    assert not (repository / "book/runs/9xH900").exists()
+def test_a_run_is_only_recorded_under_the_name_of_its_machine(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["record", "9xH900", "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        record.main()
+    assert "not '9xH900'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_outcomes_of_chapters_and_gpu_tests_are_kept_as_far_as_they_got(run):
@@ -113,13 +112,22 @@ def test_outcomes_of_chapters_and_gpu_tests_are_kept_as_far_as_they_got(run):
     assert output.text == "<repository>/notebooks <host>:29500\n"
 
 
-def test_what_has_passed_is_not_run_again_where_the_folder_is_taken_along(repository, run):
-    kept = repository.parent / "kept"
-    shutil.copytree(run, kept / run.name)
-    done = record(repository, run.name, "--runs", str(kept))
-    ran = [line.partition(":")[0] for line in done.stdout.splitlines() if ": " in line]
-    assert "02_stops" in ran
-    assert "01_fine" not in ran
+def test_what_has_passed_is_not_run_again_on_the_same_machine_if_its_folder_is_taken_along(
+    tmp_path, monkeypatch
+):
+    asked = []
+
+    def run_tests(path, *_):
+        asked.append(path.stem)
+        return {"ended": path.stem}
+
+    monkeypatch.setattr(record, "run_tests", run_tests)
+    facts = dict.fromkeys(record.SAME, "this") | {"note": ""}
+    for machine in (facts, facts, facts | {"commit": "another"}):
+        kept = record.Record(tmp_path, machine, math.inf)
+        for name in ("passed", "failed"):
+            kept.run(name, Path(f"{name}.py"))
+    assert asked == ["passed", "failed", "failed", "passed", "failed"]
 
 
 def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository, tmp_path):
