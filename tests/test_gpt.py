@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import itertools
 import json
 import logging
 import math
@@ -151,22 +150,20 @@ def assert_equal(out, other):
         assert torch.equal(one[name], other[name]), name
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(whole, tokens, tmp_path):
-    out, steps, clip = tmp_path / "out", itertools.count(1), torch.nn.utils.clip_grad_norm_
-
-    def told(*given):
-        if next(steps) == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return clip(*given)
-
-    with mock.patch("torch.nn.utils.clip_grad_norm_", told):
-        done = run_here(PROGRAM, "--out", out, "--data", tokens, *SMALL)
+@pytest.mark.slow
+def test_sigterm_to_one_rank_saves_on_all_and_the_same_command_goes_on(whole, tokens, tmp_path):
+    out, program, then = tmp_path / "out", tmp_path / "gpt.py", "            stop = torch.tensor"
+    text = PROGRAM.read_text()
+    assert text.count(then) == 1
+    told = "            if step == 7 and args.rank: os.kill(os.getpid(), signal.SIGTERM)\n"
+    program.write_text(text.replace(then, told + then))
+    options = ["--out", out, "--data", tokens, "--parallel", "ddp", *SMALL]
+    done = run_on_ranks(program, *options)
     assert done.returncode == 1
     assert "saved after step 7; the same command goes on" in done.stderr
     assert "from step 7\n" in run(out, tokens).stdout
-    assert_equal(out, whole)
     for step, both in losses(whole).items():  # means over the same steps
-        assert losses(out)[step] == pytest.approx(both, rel=1e-6)
+        assert losses(out)[step] == pytest.approx(both, rel=2e-5)
     assert len((out / "log.jsonl").read_text().splitlines()) == 10
 
 
@@ -246,6 +243,9 @@ def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_pa
     assert json.loads((tmp_path / "settings.json").read_text()) == begun
     done = run_here(PROGRAM, "--out", tmp_path, "--micro", 5, "--no-recompute")
     assert done.stdout.splitlines()[0] == "micro was 7, now 5; recompute was True, now False"
+    begun["parallel"] = "fsdp"
+    (tmp_path / "settings.json").write_text(json.dumps(begun))
+    assert "parallel was fsdp, now none\n" in run_here(PROGRAM, "--out", tmp_path).stdout
     (tmp_path / "settings.json").write_text("{")
     done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
     assert "no settings.json of this program. Take it from a backup, or name" in done.stderr
@@ -520,7 +520,9 @@ def test_a_rank_whose_torchrun_is_killed_while_it_imports_ends(tmp_path):
 
 
 @pytest.mark.slow
-def test_adapters_learn_alone_are_saved_alone_and_merge_into_the_weights(whole, tokens, tmp_path):
+def test_adapters_learn_alone_are_saved_alone_and_merge(gpt, whole, tokens, tmp_path):
+    new = dict(new_model(gpt, lora=2)[0].named_parameters())
+    assert {name for name in new if not new[name].any()} == {n for n in new if "lora_b" in n}
     base = whole / "weights.safetensors"
     how = ["--base", base, "--lora", 2, "--lr", 0.03, "--decay", 0]
     run(tmp_path / "one", tokens, *how)
