@@ -23,38 +23,39 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import torchexercises as check
-from torchclinic.cli import Parser
 from torchclinic.writing import atomic_file
 
 Cells = list[tuple[str, str]]  # the name of each in a traceback, and its source
 
 
 def main() -> int:
-    parser = Parser(prog="python -m torchexercises", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m torchexercises", description=__doc__)
     parser.add_argument("file", type=Path, help="a file.py, or a notebook.ipynb")
     parser.add_argument("names", nargs="*", metavar="name", help="default: all that it defines")
     parser.add_argument("--cases", type=Path, help="a file of exercises of your own")
     parser.add_argument("--out", type=Path, help="a file that gets the verdicts as JSON")
     parser.add_argument("--limit", type=float, default=300, help="seconds for all; default: 300")
     options = parser.parse_args()
-    _check(parser, options)
     known, end = check.all_exercises(), time.monotonic() + options.limit
     books = set(known)
-    if options.cases:  # as if it lay beside the book's cases: no traceback shows it
-        code = compile(options.cases.read_bytes(), f"{check.HERE}/{options.cases.name}", "exec")
-        exec(code, {"__name__": "cases"})
-    if unknown := set(options.names) - set(known):
-        parser.error(f"no exercise is called {' or '.join(sorted(unknown))}")
     try:
         cells = read_cells(options.file)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        cases = options.cases.read_bytes() if options.cases else b""
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    except (ValueError, KeyError, TypeError):
         parser.error(f"{options.file} is no notebook")
-    text = "\n".join(source for _, source in cells)
-    defined = re.findall(r"^(?:(?:def|class) )?(\w+)(?=\(| ?=|:)", text, re.MULTILINE)
-    found = [name for name in known if {*parameters(name)} <= {*defined}]
-    names = options.names or [name for name in known if name not in books] or found
-    wanted = sorted({part for name in names for part in parameters(name)})
+    read = [path.resolve() for path in (options.file, options.cases) if path]
+    if options.out and options.out.resolve() in read:
+        parser.error(f"--out {options.out} would replace a file that is read")
+    if cases:  # as if it lay beside the book's cases: no traceback shows it
+        exec(compile(cases, f"{check.HERE}/{options.cases.name}", "exec"), {"__name__": "cases"})
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no exercise is called {' or '.join(sorted(unknown))}")
+    names = options.names or [name for name in known if name not in books]
+    wanted = sorted({part for name in names or known for part in parameters(name)})
     answers, failure = load(cells, wanted, options.file.parent, options.limit)
+    names = names or [name for name in known if {*parameters(name)} <= answers.keys()]
     verdicts = {}
     for name in names:
         given = [answers.get(part) for part in parameters(name)]
@@ -77,26 +78,9 @@ def main() -> int:
         except OSError as error:
             parser.error(f"--out {options.out}: {error.strerror}")
     if not verdicts:
-        file = in_one_line(str(options.file))
-        print(f"{file} defines no exercise: all functions of one must be there.")
+        why = failure or "all functions of one must be there"
+        print(in_one_line(f"{options.file} defines no exercise: {why}"))
     return 0 if verdicts and all(verdict["right"] for verdict in verdicts.values()) else 1
-
-
-def _check(parser: Parser, options: argparse.Namespace) -> None:
-    """End with one sentence, before anything is run, if an option cannot work."""
-    if not options.limit > 0:
-        parser.error(f"--limit {options.limit:g}: give more than 0 seconds")
-    try:
-        for path in filter(None, (options.file, options.cases)):
-            path.open("rb").close()
-            if options.out and options.out.exists() and options.out.samefile(path):
-                parser.error(f"--out {options.out} would replace {path}")
-        if options.out and (options.out.is_dir() or not options.out.absolute().parent.is_dir()):
-            parser.error(f"--out {options.out}: name a file in a folder that is there")
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that lacks a character
 
 
 def in_one_line(text: str, most: int = 400) -> str:
