@@ -1,19 +1,17 @@
 """The calculators' formulas for the page: the package's own, translated when the site is built.
 
-They are plain arithmetic, and `js` knows no more of Python than they need; anything else is a
-KeyError and ends the build. Only docstrings and checks of what is given are left out.
+They are plain arithmetic, and `js` knows no more of Python than they need; a test holds what it
+writes against the package. Only docstrings and checks of what is given are left out.
 """
 
 import ast
 import inspect
 import json
-from functools import partial
 from pathlib import Path
 
 from torchclinic import will_it_fit
 
 FILE = "estimating.js"
-CHECK = "_check"
 NUMBERS = ("STATES", "CONTEXT", "RESERVED", "FREE")
 MATH = {"max": "Math.max", "min": "Math.min", "int": "Math.trunc"}
 FORMS = {
@@ -26,70 +24,52 @@ FORMS = {
     ast.And: " && ", ast.Or: " || ", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.Is: "===",
 }  # fmt: skip
 TREE = ast.parse(inspect.getsource(will_it_fit)).body
-FUNCTIONS = [each for each in TREE if isinstance(each, ast.FunctionDef) and each.name != CHECK]
+FUNCTIONS = [each for each in TREE if isinstance(each, ast.FunctionDef) and each.name != "_check"]
 CLASSES = {each.name: each for each in TREE if isinstance(each, ast.ClassDef)}
-KNOWN = {*NUMBERS, *MATH, *CLASSES, "PRECISIONS", *(each.name for each in FUNCTIONS)}
-
-
 lines = "\n".join
 
 
-def js(node, known=KNOWN) -> str:
-    """`known`: the names that may be used here."""
-    inner = partial(js, known=known)
+def js(node) -> str:
     match node:
         case str():
             return node
         case list():
-            return f"{{\n{lines(map(inner, node))}\n}}"
-        case ast.Name(name) if name in known:
-            return MATH.get(name, name)
+            return f"{{\n{lines(map(js, node))}\n}}"
         case ast.Name(name):
-            raise KeyError(name)
+            return MATH.get(name, name)
         case ast.Constant(value):
             return json.dumps(value)
         case ast.Tuple(items):
-            return f"[{', '.join(map(inner, items))}]"
+            return f"[{', '.join(map(js, items))}]"
         case ast.BoolOp(sign, values):
-            return f"({js(sign).join(map(inner, values))})"
+            return f"({js(sign).join(map(js, values))})"
         case ast.Compare(left, [ast.In()], [right]):
-            return f"{inner(right)}.includes({inner(left)})"
+            return f"{js(right)}.includes({js(left)})"
         case ast.Compare(left, [sign], [right]):
-            return f"({inner(left)} {js(sign)} {inner(right)})"
-        case ast.Call(ast.Name(name), given, []) if name not in CLASSES:
-            return f"{inner(node.func)}({', '.join(map(inner, given))})"
+            return f"({js(left)} {js(sign)} {js(right)})"
         case ast.Call(ast.Name(name), [], given) if name in CLASSES:
-            return f"{name}({{{', '.join(map(inner, given))}}})"
-        case ast.Expr(ast.Constant(str())):
-            return ""
-        case ast.Expr(ast.Call(ast.Name(name))) if name == CHECK:
+            return f"{name}({{{', '.join(map(js, given))}}})"
+        case ast.Call(ast.Name() as function, given, []):
+            return f"{js(function)}({', '.join(map(js, given))})"
+        case ast.Expr(ast.Constant(str()) | ast.Call(ast.Name("_check"))):
             return ""
         case ast.If(body=[ast.Raise()], orelse=[]):
             return ""
         case ast.Assign(targets, value):
-            return f"{' = '.join(map(inner, [*targets, value]))};"
-        case ast.FunctionDef(
-            name,
-            ast.arguments([], given, None, options, usual, None, []),
-            decorator_list=[] | [ast.Name("property")],
-        ):
-            parts = list(ast.walk(node))
+            return f"{' = '.join(map(js, [*targets, value]))};"
+        case ast.FunctionDef(name, ast.arguments(args=given, kwonlyargs=options)):
             takes = {each.arg for each in given + options}
-            names = [each for each in parts if isinstance(each, ast.Name)]
+            names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
             own = {each.id for each in names if isinstance(each.ctx, ast.Store)} - takes
-            functions = {each.name for each in parts if isinstance(each, ast.FunctionDef)}
             let = f"let {', '.join(sorted(own))};" if own else ""
             told = [
-                f"{each.arg} = {inner(value)}" if value else each.arg
-                for each, value in zip(options, usual, strict=True)
+                f"{each.arg} = {js(value)}" if value else each.arg
+                for each, value in zip(options, node.args.kw_defaults, strict=True)
             ]
             head = ", ".join([each.arg for each in given] + [f"{{{', '.join(told)}}} = {{}}"])
-            body = js(node.body, known | takes | own | functions)
-            return f"function {name}({head}) {{ {let} {body} }}"
+            return f"function {name}({head}) {{ {let} {js(node.body)} }}"
     form = FORMS[type(node)]
-    return form.format_map(
-        {name: inner(part) for name, part in ast.iter_fields(node) if name in form}
-    )
+    return form.format_map({name: js(part) for name, part in ast.iter_fields(node) if name in form})
 
 
 def script() -> str:
