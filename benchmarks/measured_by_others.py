@@ -14,12 +14,11 @@ Stas Bekman and others, CC BY-SA 4.0; of the other sources, numbers and names al
   link "geforce" has none aside.
 - `left_out`: why the calculators cannot answer, or which better source the row contradicts.
 
-Run it, and it prints the errors by kind. The page book/are_the_numbers_right.md shows all rows.
+The page book/are_the_numbers_right.md shows the errors by kind, and all rows.
 """
 
 import csv
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -261,18 +260,3 @@ def amounts(kind: str, values: Iterable[float]) -> list[str]:
 
 def unit_of(kind: str) -> tuple[str, float]:
     return next((unit for name, unit in UNIT.items() if kind.startswith(name)), SHARE)
-
-
-def main() -> None:
-    found = defaultdict(list)
-    check(read())
-    for kind, row, predicted, measured in pairs(read()):
-        found[kind, row["aside"] or "no"].append(predicted / measured)
-    for (kind, aside), each in sorted(found.items()):
-        number, away, share = spread(each)
-        text = f"{kind:24} aside: {aside:4}{number:4} rows, median ratio {median(each):.2f}"
-        print(f"{text}, median error {away:.1%}, within 20 %: {share:.0%}")
-
-
-if __name__ == "__main__":
-    main()
