@@ -24,10 +24,17 @@ KINDS = (
 
 pytestmark = pytest.mark.slow
 
-# How wide the page is, and how small its smallest code in view
-WIDE_AND_SMALL = """() => [document.documentElement.scrollWidth, Math.min(99,
-    ...[...document.querySelectorAll('.bd-article pre')].filter(e => e.checkVisibility())
-    .map(e => parseFloat(getComputedStyle(e).fontSize)))]"""
+# How wide the page is, how small its smallest code in view; of the cells of exercises, how many
+# there are, how many have a line that is cut off, and how many would break or hide one
+FITS = """() => {
+    const all = (selector) => [...document.querySelectorAll(selector)];
+    const seen = (selector) => all(selector).filter(e => e.checkVisibility());
+    const cells = seen('.exercise .cell_input pre'), style = (e) => getComputedStyle(e);
+    return [document.documentElement.scrollWidth,
+        Math.min(99, ...seen('.bd-article pre').map(e => parseFloat(style(e).fontSize))),
+        cells.length, cells.filter(e => e.scrollWidth > e.clientWidth).length,
+        cells.filter(e => style(e).whiteSpace != 'pre' || style(e).overflowX != 'auto').length];
+}"""
 
 # The page hears a little later that the system has another theme.
 THEME = """async (theme) => {
@@ -87,43 +94,21 @@ def test_a_page_of_each_kind_asks_nobody_fits_the_window_and_keeps_no_reader_out
     page.close()
 
 
-def test_no_page_scrolls_sideways_and_code_is_large_enough_at_any_width(browser, address, pages):
-    page = browser.new_page(reduced_motion="reduce")
-    wrong = {}
-    for name in pages:
-        page.goto(address + name)
-        for width in (320, 390, 620, 640, 768, 1000, 1280):
-            page.set_viewport_size({"width": width, "height": 800})
-            wide, small = page.evaluate(WIDE_AND_SMALL)
-            if wide > width or small < 13.5:
-                wrong[name, width] = wide, small
-    assert wrong == {}
-    page.close()
-
-
-# How many cells of exercises have a line that is cut off, and how their lines are treated
-LINES = """() => {
-    const cells = [...document.querySelectorAll('.exercise .cell_input pre')];
-    const seen = cells.filter((cell) => cell.checkVisibility());
-    const styles = seen.map((cell) => getComputedStyle(cell));
-    return [seen.filter((cell) => cell.scrollWidth > cell.clientWidth).length,
-        [...new Set(styles.map((style) => style.whiteSpace + ' ' + style.overflowX))]];
-}"""
-
-
-def test_an_exercise_is_whole_on_a_desk_and_on_a_phone_keeps_its_indentation_and_scrolls(
+def test_at_any_width_no_page_scrolls_sideways_code_is_large_enough_and_exercises_keep_their_lines(
     browser, address, pages
 ):
     page = browser.new_page(reduced_motion="reduce")
-    chapters = [name for name in pages if pages[name].select_one(".exercise")]
-    assert len(chapters) > 15
-    for name in chapters:
+    wrong, exercises = {}, 0
+    for name in pages:
         page.goto(address + name)
-        for width in (DESKTOP, PHONE):
+        for width in (320, 620, 768, 1000, DESKTOP):
             page.set_viewport_size({"width": width, "height": 800})
-            cut_off, styles = page.evaluate(LINES)
-            assert cut_off == 0 or width == PHONE, name
-            assert {*styles} <= {"pre auto"}, name
+            wide, small, cells, cut_off, styles = page.evaluate(FITS)
+            exercises += cells
+            if wide > width or small < 13.5 or styles or (cut_off and width == DESKTOP):
+                wrong[name, width] = wide, small, cut_off, styles
+    assert wrong == {}
+    assert exercises > 5 * 30
     page.close()
 
 
