@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.fx
 from running import NO_CHECKSUMS
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DataParallel
 from torch.optim.swa_utils import AveragedModel
 
 
@@ -192,16 +192,6 @@ def one_rank(backend="gloo", world_size=1):
         dist.destroy_process_group()
 
 
-def ddp_with_optimizer(folder):
-    with one_rank():
-        model = DistributedDataParallel(net())
-        optimizer = torch.optim.AdamW(model.parameters())
-        sum(p.sum() for p in model.parameters()).backward()
-        before = {k: v.clone() for k, v in model.state_dict().items()}
-        optimizer.step()
-        return {"model": before, "optimizer": optimizer.state_dict(), "epoch": 3}
-
-
 def with_inner(wrap):
     model = net()
     model.layers[1] = wrap(model.layers[1])
@@ -210,7 +200,6 @@ def with_inner(wrap):
 
 plain = good("plain", lambda _: state())
 good("data_parallel", lambda _: DataParallel(net()).state_dict(), prefix="module.")
-good("ddp_with_optimizer", ddp_with_optimizer, at="model", prefix="module.")
 good("compiled_submodule", lambda _: with_inner(torch.compile), prefix="_orig_mod.")
 good("data_parallel_submodule", lambda _: with_inner(DataParallel), needs_model=True)
 good("averaged", lambda _: AveragedModel(net()).state_dict(), prefix="module.")
@@ -446,7 +435,6 @@ good("whole_model", lambda _: net(), **WHOLE)
 good("whole_data_parallel", lambda _: DataParallel(net()), prefix="module.", calls=WHOLE["calls"])
 good("whole_model_in_a_dict", lambda _: {"model": net().half(), "ema": None}, at="model",
      cast=torch.float16, **WHOLE)  # fmt: skip
-good("whole_legacy_model", lambda _: net(), options=OLD, **WHOLE)
 good("malicious_whole_model", hostile_model, **WHOLE | {"calls": "io.open"})
 
 
@@ -502,16 +490,9 @@ def zero(path, thing, length=64):
     return written(path.parent, data[:at] + bytes(length) + data[at + length :], path.name)
 
 
-def header(entry=None, length=None):
-    text = json.dumps({"w": entry} if entry else {}).encode()
-    return (length or len(text)).to_bytes(8, "little") + text + bytes(8)
-
-
-def twice():
-    """A header with a tensor of one name in two dtypes, for the same bytes."""
-    one, other = ({"dtype": d, "shape": [1], "data_offsets": [0, 4]} for d in ("F32", "I32"))
-    text = (json.dumps({"w": one})[:-1] + ", " + json.dumps({"w": other})[1:]).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(4)
+def header(text):
+    """The beginning of a safetensors file."""
+    return len(text).to_bytes(8, "little") + text
 
 
 for _name, _message, _data in [
@@ -524,14 +505,11 @@ for _name, _message, _data in [
     ("gzip_file", "gzip", b"\x1f\x8b\x08" + bytes(50)),
     ("keras_file", "HDF5", b"\x89HDF\r\n\x1a\n" + bytes(600)),
     ("numpy_file", "numpy.load", b"\x93NUMPY\x01\0" + bytes(600)),
-    ("header_longer_than_the_file", "cut off", header(length=10**15)),
-    ("shape_larger_than_the_data", "damaged",
-     header({"dtype": "F32", "shape": [2**40], "data_offsets": [0, 8]})),
     ("shape_that_overflows_with_no_number", "no tensor has the shape of 'w'",
-     header({"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]})[:-8]),
-    ("key_twice_in_a_header", "it has 'w' twice", twice()),
-    ("negative_offsets", "damaged",
-     header({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]})),
+     header(b'{"w": {"dtype": "F32", "shape": [0, %d], "data_offsets": [0, 0]}}' % 2**62)),
+    ("key_twice_in_a_header", "it has 'w' twice",
+     header(b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+            b'"w": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}') + bytes(4)),
     # ] (list), memo 0, get 0, append, and no STOP
     ("list_that_holds_itself_and_ends", "damaged", b"\x80\x02]q\0h\0a"),
     ("memory_index_of_4_billion", "damaged", b"\x80\x02]r\xff\xff\xff\xffj\x01\0\0\xff."),
@@ -718,10 +696,6 @@ for _name, _message, _steps in [
     # The function is memo 1, what it copies memo 2.
     ("list_copied_a_thousand_times", MORE,
      b"cbuiltins\nlist\nq\x010](%beq\x020" % (b"N" * 10_000) + b"h\1h\2\x85R0" * 1000),
-    ("storage_listed_again_and_again", MORE,
-     b"cbuiltins\nlist\nq\x010%bq\x020" % STORAGE + b"h\1h\2\x85R0" * 5000),
-    ("text_encoded_a_thousand_times", MORE, b"c_codecs\nencode\nq\x010%bq\x020" %
-     text(b"a" * 10_000) + b"h\1h\2%b\x86R0" % text(b"latin1") * 1000),
     # Memo 1 is a tensor of 8,000 rows in one number.
     ("tensor_unpacked", MORE,
      ROWS + b"0cbuiltins\nlist\nh\1\x85R0"),
@@ -795,7 +769,7 @@ def shard_outside_the_folder(folder):
     return index(folder / "inner", {"weight_map": {"conv.weight": "../model.safetensors"}})
 
 
-@bad("'fc.weight' is not in model.safetensors")
+@bad("(KeyError: 'fc.weight'). Copy or save it again.")
 def key_not_in_its_shard(folder):
     safetensors_file(folder)
     return index(folder, {"weight_map": {"fc.weight": "model.safetensors"}})
@@ -848,9 +822,6 @@ def shard_that_is_a_link(folder):
 
 
 bad("damaged", "index_with_a_list")(lambda f: index(plain(f).parent, {"weight_map": ["x.pt"]}))
-bad("x.pt is no dict of tensors", "shard_that_is_a_list")(
-    lambda folder: index(saved(folder, ["0"]).parent, {"weight_map": {"0": "x.pt"}})
-)
 
 
 @bad("of torch.distributed.checkpoint")

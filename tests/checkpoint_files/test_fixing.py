@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
-from kinds_of_files import Counting, Tied, ema_beside, net, plain, same, saved, written, zero
+from kinds_of_files import Counting, Net, Tied, ema_beside, net, plain, same, saved, written, zero
 from running import NO_CHECKSUMS, full_disk
 from safetensors import safe_open
 from safetensors.torch import load_model, save_file
@@ -153,13 +153,10 @@ def test_names_that_safetensors_keeps_for_itself_lose_no_tensor(tmp_path):
     """The note on a tied tensor would go where the format is said."""
     weight = torch.arange(4.0)
     path = saved(tmp_path, {"a": weight, "format": weight, "b": weight})
-    report = fix_checkpoint(path, tmp_path / "y.safetensors")
+    fix_checkpoint(path, tmp_path / "y.safetensors")
     found = inspect_checkpoint(tmp_path / "y.safetensors").keys
-    assert sorted(found) == sorted(report.names) == ["a", "b", "format"]
+    assert sorted(found) == ["a", "b", "format"]
     assert all(torch.equal(value, weight) for value in found.values())
-    with safe_open(tmp_path / "y.safetensors", "pt") as file:
-        ties = json.loads(file.metadata().pop("torchclinic.ties"))
-        assert (file.metadata()["format"], ties) == ("pt", {"format": "a", "b": "a"})
     path = saved(tmp_path, {"__metadata__": weight})
     with pytest.raises(CheckpointError, match=r"'__metadata__' is a name that .* Write a \.pt"):
         fix_checkpoint(path, tmp_path / "z.safetensors")
@@ -234,10 +231,8 @@ def test_another_state_dict_beside_the_weights_is_named_and_can_be_had(tmp_path)
     assert "--key ema" in repr(inspect_checkpoint(path))
     assert fix_checkpoint(path, tmp_path / "y.pt").dropped["ema"] == "state dict of 11 entries"
     fix_checkpoint(path, tmp_path / "z.pt", key="ema")
-    weights, averaged = torch.load(tmp_path / "y.pt"), torch.load(tmp_path / "z.pt")
-    assert torch.equal(weights["conv.weight"] + 1, averaged["conv.weight"])
-    load_into(model := net(), path, key="ema")
-    assert torch.equal(model.conv.weight, averaged["conv.weight"])
+    averaged = torch.load(tmp_path / "z.pt")
+    assert torch.equal(averaged["conv.weight"], net().conv.weight + 1)
 
 
 def test_tensors_beside_the_weights_are_not_taken_for_them(tmp_path):
@@ -264,11 +259,11 @@ LACKING = tuple(f"torch.{name}" for name in ("bcomplex", "bits", "complex32", "c
 def every_kind_of_tensor():
     """Of each dtype that torch.save takes, and lying in memory in each way."""
     wide, found = torch.randn(4, 6), {}
-    for name in {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}:
+    for dtype in {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}:
         with contextlib.suppress(RuntimeError, KeyError):  # what cannot be made so, or saved
-            numbers = torch.arange(64, dtype=torch.uint8).view(getattr(torch, name[6:]))
+            numbers = torch.arange(64, dtype=torch.uint8).view(dtype)
             torch.save(numbers, io.BytesIO())
-            found |= {} if "quint" in name or "qint" in name else {name: numbers}
+            found |= {} if "qint" in str(dtype) or "quint" in str(dtype) else {str(dtype): numbers}
     found["attributes"] = torch.ones(2).as_subclass(Scaled)
     found["attributes"].scale = 0.5
     return found | {
@@ -298,17 +293,7 @@ def test_every_kind_of_tensor_arrives_to_the_bit(tmp_path):
                 fix_checkpoint(path, tmp_path / "z.safetensors")
 
 
-def test_extra_state_is_kept(tmp_path):
-    path = saved(tmp_path, {"model": DataParallel(Counting(7)).state_dict()})
-    fix_checkpoint(path, tmp_path / "y.pt")
-    model = Counting(0)
-    model.load_state_dict(torch.load(tmp_path / "y.pt"))
-    assert model.seen == 7
-    with pytest.raises(CheckpointError, match="'_extra_state' is dict of 1"):
-        fix_checkpoint(path, tmp_path / "y.safetensors")
-
-
-def test_containers_in_extra_state_are_of_pythons_and_torchs_own_kinds(tmp_path):
+def test_extra_state_is_kept_with_containers_of_pythons_and_torchs_own_kinds(tmp_path):
     inner = nn.BatchNorm1d(2).state_dict()
     seen = {"steps": OrderedDict(a=3), "shape": torch.Size([2, 3]), "inner": inner}
     path = saved(tmp_path, {"module.w": torch.ones(2), "module._extra_state": seen})
@@ -317,6 +302,8 @@ def test_containers_in_extra_state_are_of_pythons_and_torchs_own_kinds(tmp_path)
     assert [type(value) for value in found.values()] == [OrderedDict, torch.Size, OrderedDict]
     assert repr(found) == repr(seen)
     assert found["inner"]._metadata == inner._metadata
+    with pytest.raises(CheckpointError, match="'_extra_state' is dict of 3"):
+        fix_checkpoint(path, tmp_path / "y.safetensors")
     inner._metadata["args"] = argparse.Namespace()
     path = saved(tmp_path, {"w": torch.ones(2), "_extra_state": inner})
     assert [*fix_checkpoint(path, tmp_path / "y.pt").dropped] == ["_extra_state"]
@@ -382,12 +369,11 @@ def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
         homes[f"{part}.weight"] = path.name
     first, second = (folder / name for name in homes.values())
     text = f"one of 2 shards of a model (with {second.name}). For the whole, name the folder that"
-    with pytest.raises(CheckpointError, match=re.escape(text)):
-        fix_checkpoint(first, tmp_path / "y.pt")
     assert text in " ".join(repr(inspect_checkpoint(first)).split())
     both = nn.ModuleDict({name: nn.LayerNorm(2, bias=False) for name in ("embed", "head")})
-    with pytest.raises(CheckpointError, match=re.escape(text)):
-        load_into(both, first)
+    for work in (load_into, lambda _, first: fix_checkpoint(first, tmp_path / "y.pt")):
+        with pytest.raises(CheckpointError, match=re.escape(text)):
+            work(both, first)
     embed = nn.ModuleDict({"embed": nn.LayerNorm(2, bias=False)})
     assert list(fix_checkpoint(first, tmp_path / "y.pt", model=embed).names) == ["embed.weight"]
 
@@ -404,18 +390,13 @@ def test_one_shard_of_two_is_half_a_model_and_not_fixed_alone(whole, tmp_path):
         fix_checkpoint(folder, second)
 
 
-@pytest.mark.parametrize("name", ["x\udcff.pt", "old\udcff.pt", "x\udcff.safetensors"])
-def test_a_name_that_is_not_utf8_is_a_name(name, tmp_path):
-    state = {"w": torch.ones(2)}
-    if name.endswith(".safetensors"):
-        save_file(state, tmp_path / "x")
-    else:
-        torch.save(state, tmp_path / "x", _use_new_zipfile_serialization="old" not in name)
-    (tmp_path / "x").rename(tmp_path / name)
-    assert list(inspect_checkpoint(tmp_path / name, verify=True).keys) == ["w"]
-    for target in ("y\udcff.pt", "y\udcff.safetensors"):
-        fix_checkpoint(tmp_path / name, tmp_path / target)
-        assert torch.equal(inspect_checkpoint(tmp_path / target).keys["w"], state["w"])
+def test_a_name_that_is_not_utf8_is_a_name(tmp_path):
+    path = plain(tmp_path)
+    for name in ("x\udcff.pt", "x\udcff.safetensors"):
+        fix_checkpoint(path, tmp_path / name)
+        path = tmp_path / name
+        load_into(model := Net(), path)
+        assert same(model, net())
 
 
 class Versioned(nn.Linear):

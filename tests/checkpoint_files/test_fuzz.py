@@ -1,28 +1,22 @@
-"""Damaged files of any kind, and such as lie, end in our own error, soon, and run no code.
+"""Damaged files of any kind end in our own error, soon, and run no code.
 
-Of the damaged, some hundred are tried each time, and 5,000 (in a minute or two) by
+Some hundred are tried each time, and 5,000 (in a minute or two) by
 
     TORCHLADDER_FUZZ=5000 python -m pytest -s tests/checkpoint_files/test_fuzz.py
 """
 
 import os
-import pickletools
 import random
-import re
-import resource
 import shutil
 import time
 import zipfile
 from collections import Counter
-from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from kinds_of_files import (
     OLD,
     Boom,
-    header,
     legacy,
     net,
     plain,
@@ -30,10 +24,7 @@ from kinds_of_files import (
     safetensors_file,
     saved,
     shards,
-    with_steps,
-    written,
 )
-from running import limited
 
 from torchclinic.checkpoint_files import (
     CheckpointError,
@@ -45,16 +36,12 @@ from torchclinic.checkpoint_files import (
 COUNT = int(os.environ.get("TORCHLADDER_FUZZ", "300"))
 
 
-@pytest.fixture(scope="module")
-def seeds(tmp_path_factory):
+def seeds(folder):
     """Whole files of several kinds, some of which run code when they are unpickled."""
-    folder = tmp_path_factory.mktemp("seeds")
-    made = []
     for number, build in enumerate([plain, legacy, safetensors_file, shards, evil, evil_legacy]):
         inner = folder / str(number)
-        inner.mkdir()
-        made.append(build(inner))
-    return made, folder
+        inner.mkdir(parents=True)
+        yield build(inner)
 
 
 def evil(folder, **options):
@@ -129,8 +116,8 @@ def try_all(path, number, model):
 
 
 @pytest.mark.slow
-def test_no_mutated_file_does_harm(seeds, tmp_path):
-    files, folder = seeds
+def test_no_mutated_file_does_harm(tmp_path):
+    files = [*seeds(tmp_path / "seeds")]
     model, refusals, slowest = net(), Counter(), 0
     for number in range(COUNT):
         inner = tmp_path / str(number)
@@ -139,100 +126,8 @@ def test_no_mutated_file_does_harm(seeds, tmp_path):
         start = time.process_time()
         refusals.update(try_all(path, number, model))
         slowest = max(slowest, time.process_time() - start)
-        assert not (folder / "marker").exists(), path
+        assert not (tmp_path / "seeds" / "marker").exists(), path
         shutil.rmtree(inner)
     print(f"\n{COUNT} mutated files, the slowest {slowest:.1f} s; refused: {dict(refusals)}")
     assert slowest < 20
     assert COUNT / 5 < refusals["inspect"] < COUNT * 0.95  # else the rest was hardly tried
-
-
-# --- files that lie -----------------------------------------------------------------------------
-
-NUMBERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
-WIDTHS = {None: 0, pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4}
-WIDTHS |= {pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8}
-
-
-def steps_that_lie():
-    """Each step of a pickle, about each length, once and again and again."""
-    for step in pickletools.opcodes:
-        size = step.arg and step.arg.n
-        arguments = {n.to_bytes(8, "little")[: WIDTHS.get(size, size)] for n in NUMBERS}
-        if size == pickletools.UP_TO_NEWLINE:
-            arguments = {b"\n", b"9" * 30 + b"\n", b"os\nsystem\n"}
-        for argument, before, count in product(sorted(arguments), (b"", b"](}(NN"), (1, 1000)):
-            yield before + (step.code.encode("latin1") + argument) * count
-
-
-def old_with_steps(folder, steps):
-    data = legacy(folder).read_bytes()
-    at = [found.end() for found in re.finditer(rb"\x80\x02", data)][3]  # magic, version, system
-    return written(folder, data[:at] + steps + data[at:])
-
-
-def raw_steps(folder, steps):
-    return written(folder, b"\x80\x05" + steps + b".")
-
-
-ZIP = {  # how many bytes each field of a record has, after its signature
-    b"PK\3\4": "22222444 22",
-    b"PK\1\2": "222222444 2222 244",
-    b"PK\6\6": "822448888",
-    b"PK\6\7": "484",
-    b"PK\5\6": "2222442",
-}
-
-
-def zips_that_lie(folder):
-    """A file with another number in one field of one record."""
-    data = saved(folder, {"w": torch.arange(4.0)}).read_bytes()
-    for signature, widths in ZIP.items():
-        for found in re.finditer(re.escape(signature), data):
-            at = found.end()
-            for width in map(int, widths.replace(" ", "")):
-                there = int.from_bytes(data[at : at + width], "little")
-                for number in {*NUMBERS[::2], there ^ 1, there ^ 8, there + 64}:
-                    lie = (number % 256**width).to_bytes(width, "little")
-                    yield data[:at] + lie + data[at + width :]
-                at += width
-
-
-def headers_that_lie():
-    for dtype, n, start, end in product(("F32", "F4", "x", 3), (0, 2, 2**62, -1), NUMBERS, NUMBERS):
-        yield header({"dtype": dtype, "shape": [n], "data_offsets": [start, end]})
-    yield from (header(length=number) for number in NUMBERS)
-
-
-def files_that_lie(folder):
-    for steps in steps_that_lie():
-        for build in (raw_steps, with_steps, old_with_steps):
-            yield build, steps
-    yield from ((written, data) for data in [*zips_that_lie(folder), *headers_that_lie()])
-
-
-def memory(row):
-    """In bytes, VmRSS or, at most since it was last set back, VmHWM."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{row}:\s*(\d+)", status)[1]) * 1024
-
-
-@pytest.mark.long
-def test_no_file_that_lies_takes_a_gigabyte_or_half_a_minute(tmp_path):
-    model, refusals, most, slowest = net(), Counter(), 0, 0
-    inner, other = tmp_path / "inner", tmp_path / "other"
-    other.mkdir()
-    for number, (build, data) in enumerate(files_that_lie(other)):
-        inner.mkdir()
-        path = build(inner, data)
-        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back
-        before, start = memory("VmRSS"), time.process_time()
-        with limited(resource.RLIMIT_AS, memory("VmSize") + 2**34):  # to save the machine
-            refusals.update(try_all(path, number, model))
-        took, taken = time.process_time() - start, memory("VmHWM") - before
-        assert taken < 1e9, (build, data[:200], taken)
-        assert took < 30, (build, data[:200], took)
-        most, slowest = max(most, taken), max(slowest, took)
-        shutil.rmtree(inner)
-        assert list(tmp_path.iterdir()) == [other]
-    print(f"\n{number + 1} files: at most {most / 1e6:.0f} MB, {slowest:.1f} s; {dict(refusals)}")
-    assert number / 5 < refusals["inspect"] < number  # else the rest was hardly tried

@@ -32,13 +32,9 @@ def test_what_does_not_fit_is_an_error_that_changes_nothing_or_is_left_out_on_re
     assert report.missing_keys == ["myFc.weight", "myFc.bias"]
     assert list(report.mismatched_shapes) == ["fc.weight", "fc.bias"]
     assert "missing     2: myFc.weight, myFc.bias" in repr(report)
-    for state in (nn.Linear(2, 2).state_dict(), {"model": nn.Conv2d(1, 1, 1).state_dict()}):
+    for model in (new, nn.BatchNorm1d(3), nn.Identity()):  # the second makes its counter itself
         with pytest.raises(CheckpointError, match="no key fits"):
-            load_into(new, state, strict=False)
-        with pytest.raises(CheckpointError, match="no key fits"):
-            load_into(nn.BatchNorm1d(3), state, strict=False)  # which makes its counter itself
-        with pytest.raises(CheckpointError, match="no key fits"):
-            load_into(nn.Identity(), state)
+            load_into(model, {"model": nn.Linear(2, 2).state_dict()}, strict=False)
 
 
 def test_another_head_on_a_model_with_batch_norm_has_a_way_out(tmp_path):
@@ -67,10 +63,9 @@ def test_a_part_is_chosen_by_its_name_without_wrappers(tmp_path):
     for key in ("visual", "module.visual", "state_dict.visual"):
         load_into(part := nn.Linear(2, 1), path, key=key)
         assert torch.equal(part.weight, whole["visual"].weight)
-    averaged = AveragedModel(whole).state_dict()
-    averaged["module.visual.weight"] = torch.zeros(1, 2)
+    averaged = AveragedModel(nn.ModuleDict({"visual": nn.Linear(2, 1)})).state_dict()
     both = {"model": whole.state_dict(), "model_ema": averaged}
-    load_into(part := nn.Linear(2, 1), saved(tmp_path, both), key="visual")
+    load_into(part := nn.Linear(2, 1), both, key="visual")
     assert torch.equal(part.weight, whole["visual"].weight)
 
 
@@ -187,7 +182,7 @@ def test_a_buffer_that_cannot_be_written_to_changes_nothing(of_inference):
     assert model.weight._version == version  # a graph that needs it goes on
 
 
-def test_a_tied_number_may_be_any_of_a_row(tmp_path):
+def test_a_tied_number_may_be_any_of_a_row():
     model = nn.Linear(1, 1, bias=False)
     model.tied = model.weight
     state = {"weight": torch.arange(8.0)[3::9].view(1, 1), "tied": torch.tensor([[3.0]])}

@@ -158,16 +158,6 @@ def key_note(keys: Iterable[str], path: Path, table: str = "inside") -> str:
     return ""
 
 
-def stacked_note(shapes: Mapping[str, tuple], path: Path) -> str:
-    """What to say where each tensor of a file has several of the model's for rows.
-
-    >>> stacked_note({"weight": ((4, 3, 2), (3, 2))}, Path("x.pt"))[:49]
-    "Each tensor is a stack of the model's, as torch.f"
-    """
-    counts = {ours[0] if ours and ours[1:] == theirs else 0 for ours, theirs in shapes.values()}
-    return filled(WAYS["stacked"], path) if len(counts) == 1 and min(counts) > 1 else ""
-
-
 def home_note(path: Path) -> str:
     """What to say of weights beside which a library of Hugging Face keeps what it knows of them."""
     folder = path if path.is_dir() else path.parent

@@ -11,21 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchclinic.checkpoint_files import foreign
+from torchclinic.checkpoint_files import foreign, weights
 from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_versions
 from torchclinic.checkpoint_files.memory import clash, is_plain, memory_of, ties
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
-from torchclinic.checkpoint_files.weights import (
-    EXTRA_STATE,
-    NOT_ROUNDED,
-    changed,
-    choose,
-    count_note,
-    not_taken,
-    split,
-    tensors_in,
-)
 from torchclinic.modules import unwrapped
 
 UNREADY: dict[str, Callable[[Any], bool]] = {
@@ -91,9 +81,9 @@ def load_into(
     plain = unwrapped(model)
     checkpoint = open_checkpoint(source) if isinstance(source, str | Path) else None
     where, tree = (source, checkpoint.tree) if checkpoint else ("This state dict", source)
-    name, at, state = choose(tree, where, key)
+    name, at, state = weights.choose(tree, where, key)
     ours = plain.state_dict()
-    values, _ = split(state, where, at, ours)
+    values, _ = weights.split(state, where, at, ours)
     _refuse_unready(plain, ours)
     found = match_model(where, values, plain)
     what = foreign.what_it_is(state, checkpoint.path if checkpoint else Path(), at)
@@ -104,16 +94,16 @@ def load_into(
     if found.problems() and (strict or not found.names) and is_simple and not runs_code:
         raise misfit(where, plain, found, _not_strict(found))
     if checkpoint:
-        checkpoint.verify(tensors_in(values).items())
+        checkpoint.verify(weights.tensors_in(values).items())
     versions = getattr(state, "_metadata", None)
     try:
-        made = _load(where, values, found, strict, plain, ours, versions, runs_code)
+        _load(where, values, found, strict, plain, ours, versions, runs_code)
     except CheckpointError as error:
         if what:
             raise CheckpointError(f"{where}: {what}") from error
         raise
     unlisted = [checkpoint.unlisted_note(), checkpoint.class_note()] if checkpoint else []
-    return _report(values, found, ours, made, not_taken(tree, name, where), unlisted)
+    return _report(values, found, ours, weights.not_taken(tree, name, where), unlisted)
 
 
 def _refuse_unready(model: nn.Module, ours: Mapping[str, Any]) -> None:
@@ -129,20 +119,19 @@ def _report(
     values: Mapping[str, Any],
     found: Match,
     ours: Mapping[str, Any],
-    made: list[str],
     others: Mapping[str, str],
     unlisted: list[str],
 ) -> Report:
     """What was loaded, and what was not.
 
-    `made` are keys that the model's own code made, `others` are more weights in the file, and
-    `unlisted` are lines on those that an index does not list, and on what tensors had else.
+    `others` are more weights in the file, and `unlisted` are lines on those that an index does not
+    list, and on what tensors had else.
     """
     pairs = {key: (values[old], ours[key]) for key, old in found.names.items() if key in ours}
     pairs = {key: pair for key, pair in pairs.items() if all(map(is_plain, pair))}
     differ = {key: (a, b.dtype) for key, (a, b) in pairs.items() if a.dtype != b.dtype}
     kinds = Counter(f"{a.dtype} to {kind}".replace("torch.", "") for a, kind in differ.values())
-    counts = {key: changed(*pair) for key, pair in differ.items()}
+    counts = {key: weights.changed(*pair) for key, pair in differ.items()}
     counts = {key: count for key, count in counts.items() if count}
     done = Report(**vars(found), converted=dict(kinds), changed=counts)
     renamed = sum(key != old for key, old in found.names.items())
@@ -154,8 +143,7 @@ def _report(
     done.text = lines(
         loaded=f"{len(found.names)} keys, {renamed} of them under another name",
         converted=[f"{n} tensors from {kind}" for kind, n in kinds.items()],
-        changed=count_note(done.changed, len(pairs), NOT_ROUNDED),
-        made=[f"by the model's own code, {counted(made)}"] * bool(made),
+        changed=weights.count_note(done.changed, len(pairs), weights.NOT_ROUNDED),
         missing=counted(found.missing_keys),
         unexpected=counted(found.unexpected_keys),
         other_shape=counted(found.mismatched_shapes),
@@ -173,10 +161,8 @@ def _load(
     ours: dict[str, Any],
     versions: Mapping[str, Any] | None,
     runs_code: bool,
-) -> list[str]:
+) -> None:
     """``load_state_dict``, which has the last word on `found`; or the model is as it was.
-
-    What is given back are keys that code of the model's has made from others.
 
     It is given all keys, and what was noted beside them: a module may know older names of its own.
     Whether torch can copy each tensor is tried with a few numbers of it. The model is copied before
@@ -200,7 +186,7 @@ def _load(
                 raise misfit(where, model, found, _not_strict(found)) from error
             raise
         if told is None:  # by a method of the model's own
-            return []
+            return
         files = {new: old for old, new in found.renamed.items()}
         found.missing_keys = [k for k in told.missing_keys if k not in found.mismatched_shapes]
         found.unexpected_keys = [files.get(key, key) for key in told.unexpected_keys]
@@ -211,8 +197,6 @@ def _load(
         took_none = {*given} <= {*told.unexpected_keys}
         if (strict and found.problems()) or took_none:
             raise misfit(where, model, found, _not_strict(found))
-        told_of = {*found.names, *told.missing_keys, *told.unexpected_keys}
-        return [k for k in ours if k not in told_of | found.mismatched_shapes.keys()]
 
 
 @contextmanager
@@ -222,7 +206,7 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
     try:
         if copied:
             parts = [part for m in model.modules() for part in (m._parameters, m._buffers)]
-            extra = deepcopy({k: v for k, v in ours.items() if k.endswith(EXTRA_STATE)})
+            extra = deepcopy({k: v for k, v in ours.items() if k.endswith(weights.EXTRA_STATE)})
             there = [tensor for part in parts for tensor in part.values() if tensor is not None]
             numbers = {tensor: tensor.detach().to("cpu", copy=True) for tensor in there}
             tables = [(part, dict(part)) for part in parts]
@@ -235,7 +219,7 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
             with suppress(RuntimeError):  # what cannot be written to is as it was
                 tensor.data.copy_(before)
         for name, module in model.named_modules():
-            key = f"{name}.{EXTRA_STATE}".removeprefix(".")
+            key = f"{name}.{weights.EXTRA_STATE}".removeprefix(".")
             with suppress(Exception):
                 if key in extra:
                     module.set_extra_state(extra[key])
@@ -291,7 +275,6 @@ def match_model(where: Any, values: dict[str, Any], model: nn.Module) -> Match:
     state = model.state_dict()
     found = match(values, state)
     missing = {*found.missing_keys}
-
     pairs = {name: (state[name], values[old]) for name, old in found.names.items()}
     pairs = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair))}
     mine, theirs = ({name: pair[i] for name, pair in pairs.items()} for i in range(2))
@@ -338,7 +321,6 @@ def misfit(where: Any, model: nn.Module, found: Match, way_out: str) -> Checkpoi
         or foreign.key_note(found.unexpected_keys, Path(where))
         or foreign.key_note(found.mismatched_shapes, Path(where), "other_shapes")
         or foreign.key_note(found.missing_keys, Path(where), "other_names")
-        or (not found.names and foreign.stacked_note(found.mismatched_shapes, Path(where)))
     ):
         way_out = note
     elif Path(where).exists() and (note := foreign.home_note(Path(where))):

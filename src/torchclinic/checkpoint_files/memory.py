@@ -49,7 +49,7 @@ def clash(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[s
             continue
         size = max(tensors[key].untyped_storage().nbytes() for key in keys)
         memory, pairs = torch.empty(size, dtype=torch.uint8).untyped_storage(), []
-        with suppress(RuntimeError):  # no numbers can be copied into one: that is told later
+        with suppress(RuntimeError):  # what cannot be copied is told later
             for mine, value in [(tensors[key], values[key]) for key in keys]:
                 wanted = torch.empty(mine.shape, dtype=mine.dtype)
                 wanted.copy_(value.detach().reshape(mine.shape))

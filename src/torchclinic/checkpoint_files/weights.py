@@ -176,13 +176,6 @@ def _instead(tree: Any, path: Any) -> str:
     """What there is where there is no state dict."""
     for name, words in _unnamed(tree, path):
         return words.replace(" names", f" names under {name!r:.80}" if name else " names", 1)
-    for *_, thing in _containers(tree, set()):
-        if isinstance(thing, dict) and len(thing) <= 2 * _tensor_count(thing):
-            for key in [key for key in thing if not isinstance(key, str)]:
-                return (
-                    f"a dict with the key {key!r}, which is no text. {{str(k): v for k, v in "
-                    "state.items()} is one"
-                )
     for _, at, thing in _containers(tree, set()):
         inside = thing.values() if type(thing) is dict else [thing]
         names = [value.name if isinstance(value, StandIn) else "" for value in inside]
