@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 import torch
@@ -192,20 +191,6 @@ def test_of_prints_that_are_not_live_the_last_are_kept(capsys, monkeypatch):
     last = re.sub(r"(?m)^\[rank 1\] ", "", shown[len(whole) :])
     assert whole.endswith(last[1:])
     assert 3_900 < len(last.encode()) <= 4_000
-
-
-def test_a_rank_waits_when_it_prints_faster_than_can_be_shown_and_its_last_words_are_shown():
-    output, printing = mp.Pipe(duplex=False)
-    with output, printing:
-        r = launching._Rank("rank 0 of 1", 0, None, 0, None, output, None, live=SimpleQueue())
-        os.write(printing.fileno(), b"last words")
-        for _ in range(100):
-            r.live.put("")
-        launching._read_prints(r)
-        assert r.live.qsize() == 100
-        r.alive = False
-        launching._read_prints(r)
-        assert [r.live.get() for _ in range(101)] == [""] * 100 + ["last words"]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import time
 import zipfile
 from collections import Counter
@@ -92,14 +93,15 @@ def test_the_generator_of_a_mac_is_saved_too(tmp_path, monkeypatch):
 def test_what_could_not_be_loaded_later_is_not_saved_and_is_named(tmp_path):
     numpys = linear()
     numpys["optimizer"].param_groups[0]["lr"] = np.float64(0.1)
-    path, number = r"a pathlib\.(?:_local\.)?\w+ that would not", r"a numpy\.\S+ that would not"
+    path, number = r"GLOBAL pathlib\.", r"GLOBAL numpy\."
     for parts, more, said in [
         (linear(), {"note": Path("a path")}, path),
         (linear(), {"seen": {"best": [0.1, np.float64(0.2)]}}, number),
         (numpys, {}, number),
     ]:
-        with pytest.raises(ValueError, match=rf"{said}.*; not saved"):
+        with pytest.raises(ValueError, match=r"with weights_only=True; not saved") as caught:
             checkpoint.save(tmp_path, parts, step=1, **more)
+        assert re.search(said, str(caught.value.__cause__))
     assert not os.listdir(tmp_path)
 
 

@@ -225,11 +225,9 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
     try:
         torch.load(path, weights_only=True, mmap=True)  # reads the structure, not the tensors
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"a {found[1]}" if found else "something"
         raise ValueError(
-            f"The checkpoint holds {what} that would not load with weights_only=True; not saved. "
-            "Numbers, strings, tensors, and lists and dicts of them do load."
+            "The checkpoint would not load with weights_only=True; not saved. Numbers, strings, "
+            "tensors, and lists and dicts of them do load."
         ) from error
 
 

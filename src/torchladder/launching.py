@@ -143,8 +143,7 @@ def launch(
     with stopped, stop:
         try:
             keeper.start()
-            while isinstance(error := said.get(), str):
-                print(error, end="", flush=True)
+            error = said.get()
         finally:
             os.write(wake, b"!")  # a single call in C, which no further interrupt can forestall
             if keeper.is_alive():
@@ -162,10 +161,10 @@ def launch(
 
 
 def _keep(ranks, world_size, job, timeout, show, said, stopped) -> None:
-    """Start the ranks, follow and end them; `said` gets what to print, then what to raise or None.
+    """Start the ranks, follow and end them; `said` gets what to raise, or None.
 
     In a thread of its own, since an interrupt may come at any moment, and once more while it is
-    seen to. It raises in the main thread, which does nothing but show what was said, and wait.
+    seen to. It raises in the main thread, which does nothing but wait.
     """
     try:
         import torch.distributed as dist
@@ -180,7 +179,7 @@ def _keep(ranks, world_size, job, timeout, show, said, stopped) -> None:
                     ranks.append(_start(rank, world_size, store.port, job))
                     if stopped.poll():
                         raise InterruptedError
-            ranks[0].live = said if show != "none" else None
+            ranks[0].live = show != "none"
             _follow(ranks, timeout, stopped)
             error = _error(ranks, timeout)
         finally:
@@ -203,7 +202,7 @@ class _Rank:
     output: Connection  # what it prints
     stack: Connection  # where it is, when asked by a signal or killed by an error
     printed: bytearray = field(default_factory=bytearray)
-    live: SimpleQueue | None = None  # of what is shown at once
+    live: bool = False  # what it prints is shown at once
     # It is shown in pieces, and a piece may end within a character.
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     alive: bool = True  # as far as is known: see `_alive`
@@ -294,13 +293,11 @@ def _alive(r: _Rank) -> bool:
 def _read_prints(r: _Rank) -> None:
     if r.output.closed or not r.output.poll():
         return
-    if r.live and r.live.qsize() > 99 and r.alive:  # it prints faster than can be shown: it waits
-        return time.sleep(0.1)
     piece = os.read(r.output.fileno(), 2**20)  # a pipe holds 16 pages, of at most 64 kB
     r.printed += piece
     del r.printed[:-KEPT]
     if r.live:
-        r.live.put(r.decoder.decode(piece))
+        print(r.decoder.decode(piece), end="", flush=True)
     if not piece:
         r.output.close()
 
