@@ -93,14 +93,6 @@ def test_the_current_device_does_not_decide_where_an_operation_runs():
         assert x.cuda().get_device() == 1
 
 
-@gpu("github.com/meta-pytorch/tritonparse/issues/176 (torch.AcceleratorError)")
-def test_a_gpu_that_is_not_there_is_an_invalid_device_ordinal():
-    with says("CUDA error: invalid device ordinal"):
-        torch.zeros(1, device=f"cuda:{GPUS}")
-    with says("CUDA error: invalid device ordinal"):
-        torch.cuda.set_device(GPUS)
-
-
 @multigpu("test/test_cuda.py test_multi_device_context_manager; docs accelerator.html")
 def test_the_accelerator_is_cuda_and_shares_its_current_device():
     assert torch.accelerator.current_accelerator().type == "cuda"
@@ -162,38 +154,10 @@ def test_a_non_blocking_copy_to_the_cpu_is_pinned():
     torch.cuda.synchronize()
 
 
-@gpu("ATen/native/Memory.cpp _pin_memory; reported with a DataLoader's pin_memory")
-def test_only_cpu_tensors_can_be_pinned():
-    assert torch.ones(1).pin_memory().is_pinned()
-    with says("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
-        torch.ones(1, device="cuda").pin_memory()
-
-
-@gpu("torch/csrc/utils/tensor_numpy.cpp tensor_to_numpy")
-def test_numpy_wants_the_cpu():
-    words = (
-        "can't convert cuda:0 device type tensor to numpy. "
-        "Use Tensor.cpu() to copy the tensor to host memory first."
-    )
-    for convert in (torch.Tensor.numpy, np.asarray):
-        with says(words, TypeError):
-            convert(torch.ones(1, device="cuda"))
-
-
 @multigpu("torch/_tensor.py __deepcopy__, __reduce_ex__")
 def test_deepcopy_and_pickle_keep_the_gpu():
     x = torch.ones(1, device="cuda:1")
     assert copy.deepcopy(x).device == pickle.loads(pickle.dumps(x)).device == x.device
-
-
-@gpu("ATen/native/Resize.h checkSetStorage; test_torch.py test_tensor_set_errors_multigpu")
-def test_set_refuses_a_storage_on_another_device():
-    words = (
-        'Attempted to set the storage of a tensor on device "cpu" to a storage on different '
-        'device "cuda:0".  This is no longer allowed; the devices must match.'
-    )
-    with says(words):
-        torch.ones(1).set_(torch.ones(1, device="cuda").untyped_storage())
 
 
 @gpu("test/test_sparse.py test_to_sparse..., test_cuda_empty")
@@ -204,15 +168,30 @@ def test_a_sparse_tensor_moves_with_its_indices_and_values():
     assert x.values().is_cuda
 
 
-# Mixed devices.
+# What is refused.
 
 h, c = torch.ones, partial(torch.ones, device="cuda")
 zero = partial(torch.tensor, [0])
 FOUND = SAME + "found at least two devices, cuda:0 and cpu!"
+ORDINAL = "CUDA error: invalid device ordinal"
 TYPES = "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"
 STATE = "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and"
 INDEX = "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
 LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"
+PINNED = "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+NUMPY += "host memory first."
+STORAGE = (
+    'Attempted to set the storage of a tensor on device "cpu" to a storage on different device '
+)
+STORAGE += '"cuda:0".  This is no longer allowed; the devices must match.'
+GRAD = "attempting to assign a gradient with device type 'cpu' to a tensor with"
+UNSAFE = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
+GENERATOR = "Expected a 'cpu' device type for generator but found 'cuda'"
+
+
+def in_half(function):
+    return torch.autocast("cuda")(function)
 
 
 def got(name, one, other, method):
@@ -221,7 +200,10 @@ def got(name, one, other, method):
 
 
 CPU, GPU = ("cpu", "cuda:0"), ("cuda:0", "cpu")
-MIXED = {  # what is done: how, and the error's words
+REFUSED = {  # what is done: how, and the error's words
+    # TensorIterator.cpp compute_types; c10::impl::common_device_check_failure; Convolution.cpp;
+    # RNN.h; TensorAdvancedIndexingUtils.h check_indices_on_cpu_or_selfdevice; PackedSequence.cpp;
+    # words as in github.com/ClownsharkBatwing/RES4LYF/pull/223
     "add": (lambda: h(2) + c(2), FOUND),
     "add to a CUDA scalar": (lambda: h(2) + c(()), FOUND),
     "out=": (lambda: torch.add(c(2), 1, out=h(2)), FOUND),
@@ -239,16 +221,33 @@ MIXED = {  # what is done: how, and the error's words
     "LSTM": (lambda: nn.LSTM(1, 1).cuda()(c(1, 1, 1), (h(1, 1, 1), h(1, 1, 1))), STATE),
     "indexing": (lambda: h(2)[zero(device="cuda")], INDEX),
     "lengths": (lambda: pack_padded_sequence(c(1, 1, 1), c(1).long()), LENGTHS),
+    # github.com/meta-pytorch/tritonparse/issues/176 (torch.AcceleratorError)
+    "a tensor on a GPU that is not there": (lambda: h(1, device=f"cuda:{GPUS}"), ORDINAL),
+    "to make it current": (lambda: torch.cuda.set_device(GPUS), ORDINAL),
+    # ATen/native/Memory.cpp _pin_memory; reported with a DataLoader's pin_memory
+    "to pin what is on a GPU": (lambda: c(1).pin_memory(), PINNED),
+    # torch/csrc/utils/tensor_numpy.cpp tensor_to_numpy
+    "Tensor.numpy": (lambda: c(1).numpy(), NUMPY, TypeError),
+    "np.asarray": (lambda: np.asarray(c(1)), NUMPY, TypeError),
+    # ATen/native/Resize.h checkSetStorage; test_torch.py test_tensor_set_errors_multigpu
+    "a storage on another device": (lambda: h(1).set_(c(1).untyped_storage()), STORAGE),
+    # python_variable.cpp THPVariable_set_grad; github.com/kohya-ss/musubi-tuner/issues/791
+    "a gradient on another device": (lambda: setattr(c(1, requires_grad=True), "grad", h(1)), GRAD),
+    # ATen/autocast_mode.cpp; docs amp.html (prefer binary_cross_entropy_with_logits)
+    "BCE under autocast": (lambda: in_half(F.binary_cross_entropy)(c(2) / 2, c(2) / 2), UNSAFE),
+    # ATen/core/Generator.h check_generator
+    "a CUDA generator for the CPU": (
+        lambda: torch.rand(1, generator=torch.Generator("cuda")),
+        GENERATOR,
+    ),
 }
 
 
-# TensorIterator.cpp compute_types; c10::impl::common_device_check_failure; Convolution.cpp; RNN.h;
-# TensorAdvancedIndexingUtils.h check_indices_on_cpu_or_selfdevice; PackedSequence.cpp.
-@gpu("as above; words as in github.com/ClownsharkBatwing/RES4LYF/pull/223")
-@pytest.mark.parametrize("case", MIXED)
-def test_mixing_the_cpu_and_a_gpu_is_an_error(case):
-    do, words = MIXED[case]
-    with says(words):
+@gpu("above each row")
+@pytest.mark.parametrize("case", REFUSED)
+def test_is_refused_in_the_words(case):
+    do, words, *kind = REFUSED[case]
+    with says(words, *kind):
         do()
 
 
@@ -283,13 +282,6 @@ def test_a_gradient_lies_where_its_leaf_does_and_sums_over_gpus():
     (x.to("cuda:0").sum() + 2 * x.to("cuda:1").sum().to("cuda:0")).backward()
     assert x.grad.is_cpu
     assert x.grad.item() == 3
-
-
-@gpu("python_variable.cpp THPVariable_set_grad; github.com/kohya-ss/musubi-tuner/issues/791")
-def test_a_gradient_on_another_device_cannot_be_assigned():
-    x = torch.ones(1, device="cuda", requires_grad=True)
-    with says("attempting to assign a gradient with device type 'cpu' to a tensor with"):
-        x.grad = torch.ones(1)
 
 
 @multigpu("torch/nn/utils/clip_grad.py _get_total_norm (on the first gradient's device)")
@@ -693,12 +685,6 @@ def test_work_on_a_side_stream_is_seen_after_waiting_for_it():
 # Random numbers.
 
 
-@gpu("ATen/core/Generator.h check_generator")
-def test_a_cuda_generator_does_not_serve_a_cpu_tensor():
-    with says("Expected a 'cpu' device type for generator but found 'cuda'"):
-        torch.rand(1, generator=torch.Generator("cuda"))
-
-
 @multigpu("torch/cuda/random.py manual_seed_all; docs torch.manual_seed (seeds all devices)")
 def test_manual_seed_all_gives_each_gpu_the_same_numbers():
     for seed in (torch.cuda.manual_seed_all, torch.manual_seed):
@@ -737,14 +723,6 @@ def test_autocast_for_cuda_is_float16_by_default_and_leaves_the_cpu_alone():
         assert torch.is_autocast_enabled("cuda")
         assert not torch.is_autocast_enabled("cpu")
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-
-
-@gpu("ATen/autocast_mode.cpp; docs amp.html (prefer binary_cross_entropy_with_logits)")
-def test_autocast_forbids_binary_cross_entropy():
-    words = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast."
-    x = torch.full((2,), 0.5, device="cuda")
-    with torch.autocast("cuda"), says(words):
-        F.binary_cross_entropy(x, x)
 
 
 @gpu("docs torch.amp.GradScaler (backoff_factor=0.5); test/test_cuda.py test_grad_scaling_...")

@@ -174,10 +174,9 @@ def compare(ranks: dict[int, list[dict]]) -> list[dict]:
 
 def _difference(ranks: dict[int, dict[int, dict]]) -> dict | None:
     """The first call that some ranks made and others did not, or with something else."""
-    # A dump keeps the last calls alone: what one rank no longer has cannot be compared.
-    start = max(min(made, default=0) for made in ranks.values())
     ends = {rank: max(made, default=0) for rank, made in ranks.items()}
-    for number in sorted(n for n in set().union(*ranks.values()) if n >= start):
+    for number in sorted(set().union(*ranks.values())):
+        # A dump keeps the last calls alone: what a rank no longer has cannot be compared.
         here = [r for r, made in ranks.items() if number in made or number > ends[r]]
         calls = {rank: ranks[rank].get(number) for rank in here}
         for kind, key in (("skipped", "op"), ("size", "size")):
