@@ -343,9 +343,7 @@ def _share_buffers(model: nn.Module) -> None:
     the running statistics of its own last batch, and would evaluate a model of its own.
     """
     for buffer in model.buffers():
-        of_rank_0 = buffer.contiguous()
-        dist.broadcast(of_rank_0, 0)
-        buffer.copy_(of_rank_0)
+        dist.broadcast(buffer, 0)
 
 
 def _check_finite(state: TrainState, *metrics: Metrics) -> None:
