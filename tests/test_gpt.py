@@ -189,12 +189,14 @@ def test_what_is_said_to_a_terminal_that_is_gone_ends_nothing(gpt):
 
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
     base, other = whole / "weights.safetensors", tokens.with_name("other.npy")
+    (notes := tmp_path.with_name("notes") / "settings.json").parent.mkdir(exist_ok=True)
+    notes.write_text('{"editor.tabSize": 4}')
     np.save(other, np.load(tokens)[::-1])
     np.save(tokens.with_name("high.npy"), np.append(np.load(tokens), 5 * 10**12))
     cases = [
         ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with the options, --data and --"),
         ([whole, "--data", other], "checksum was "),
-        ([tokens.parent], "no settings.json of this program. Take it from a backup, or name a n"),
+        ([notes.parent], "no settings.json of this program. Take it from a backup, or name a n"),
         ([tmp_path, "--parallel", "ddp"], "start none with python, the others with torchrun"),
         ([tmp_path, "--width", 20], "--width must be a multiple of 2 x --heads 4"),
         ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
@@ -211,26 +213,17 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--data", tokens.with_name("high.npy")], "ids must be below 10,000,000"),
         ([tmp_path, "--context", 5000], "--batch 24: the data has 1 sequences"),
     ]
-    before = sorted(whole.rglob("*"))
+    before = [sorted(whole.rglob("*")), [notes]]
     for (out, *options), sentence in cases:
         done = run_here(PROGRAM, "--out", out, "--data", tokens, *SMALL, *options)
         assert done.returncode == 1
         assert sentence in done.stderr.splitlines()[-1], sentence
-    assert sorted(whole.rglob("*")) == before
+    assert [sorted(whole.rglob("*")), [*notes.parent.iterdir()]] == before
     assert not list(tmp_path.iterdir())
     few = ["--out", tmp_path / "few", "--data", tokens, *SMALL, "--vocabulary", 7]
     assert "--vocabulary 7: the data has the id 7" in run_here(PROGRAM, *few).stderr
     # It had not begun: the corrected command does.
     assert run_here(PROGRAM, *few[:-1], 9, "--steps", 2).returncode == 0
-
-
-def test_a_folder_with_other_settings_is_left_as_it_is(tokens, tmp_path):
-    mine = {"settings.json": '{"editor.tabSize": 4}', "log.jsonl": "mine\n", "drawing.txt": "mine"}
-    for name, text in mine.items():
-        (tmp_path / name).write_text(text)
-    done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
-    assert "no settings.json of this program. Take it from a backup, or name" in done.stderr
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == mine
 
 
 def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_path):
