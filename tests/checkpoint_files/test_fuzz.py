@@ -1,6 +1,6 @@
 """Damaged files of any kind end in our own error, soon, and run no code.
 
-Some hundred are tried each time, and 5,000 (in a minute or two) by
+Some are tried each time, and 5,000 (in a minute or two) by
 
     TORCHLADDER_FUZZ=5000 python -m pytest -s tests/checkpoint_files/test_fuzz.py
 """
@@ -33,7 +33,7 @@ from torchclinic.checkpoint_files import (
     load_into,
 )
 
-COUNT = int(os.environ.get("TORCHLADDER_FUZZ", "300"))
+COUNT = int(os.environ.get("TORCHLADDER_FUZZ", "150"))
 
 
 def seeds(folder):

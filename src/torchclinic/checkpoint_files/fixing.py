@@ -58,7 +58,8 @@ def fix_checkpoint(
     src : path
         What `inspect_checkpoint` knows. No code in it is run.
     dst : path
-        The file to write, not the source; one called ``.safetensors`` gets that format.
+        The file to write, not the source: its name ends as a checkpoint's does, in ``.pt`` or the
+        like, or in ``.safetensors``, which gets that format.
     model : Module, optional
         Whose keys the file gets: prefixes come and go as it needs, other keys are left out. It is
         an error if a key of the model is missing or has another shape.
@@ -267,7 +268,7 @@ def _write_safetensors(values: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{key!r} is {what}, and safetensors holds tensors alone.")
     weights.refuse_endless(values)
     for first, *others in weights.ties(values):
-        value = values[first].resolve_conj().resolve_neg()  # bits that the format lacks
+        value = values[first]
         is_whole = value.nbytes == value.untyped_storage().nbytes() and value.is_contiguous()
         is_whole &= storage_id(value) not in used
         used.add(storage_id(value))

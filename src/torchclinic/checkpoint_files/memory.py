@@ -30,8 +30,8 @@ def ties(values: Mapping[str, Any]) -> list[list[str]]:
         if isinstance(value, Tensor):
             place: object = id(value)
             if is_plain(value) and value.numel():
-                view = value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg()
-                place = memory_of(value), value.storage_offset() * value.itemsize, view
+                view = value.storage_offset(), value.shape, value.stride(), value.dtype
+                place = memory_of(value), view
             names.setdefault(place, []).append(key)
     return list(names.values())
 
@@ -63,4 +63,4 @@ def clash(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[s
 
 def bits(value: Tensor) -> Tensor:
     """Its bytes, in which also two NaN can be equal."""
-    return value.cpu().resolve_conj().resolve_neg().flatten().unsqueeze(-1).view(torch.uint8)
+    return value.flatten().unsqueeze(-1).view(torch.uint8)
