@@ -182,12 +182,10 @@
     says.textContent ||= isNear ? phrase("near") : cases ? phrase("decides") : nothing;
   }
 
-  /** What decides in a kind of symptom, the case that has the words said before all else. */
+  /** What decides in a kind of symptom, and its cases: first the one that has the words said. */
   function casesOf(kind, first) {
     const cases = one(`.deciding-${kind}`).cloneNode(true), case_ = all("li", cases)[first];
-    if (!case_) return cases;
-    one("p", cases).prepend(phrase("otherwise"), " ");
-    cases.prepend(make("ul", "", case_));
+    if (case_) one("ul", cases).prepend(case_);
     return cases;
   }
 

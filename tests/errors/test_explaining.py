@@ -317,8 +317,7 @@ def test_where_no_entry_is_likely_what_decides_is_asked(explain):
         assert "nearest" not in told
         if kind:
             first = " ".join(telling._cases(*asking.decides(said))[1].split())
-            assert out.startswith(f"{telling.DECIDES}\n\n- ") == (asking.decides(said)[1] >= 0)
-            assert f"- {first}" in " ".join(out.split())
+            assert f"Then: - {first}" in " ".join(out.split())
             assert " ".join(told["deciding"]["cases"][0].split()) == first
             assert told["deciding"]["read"] == entries.page("deciding")[kind]["read"]
     assert asking.decides("It loads the checkpoint, and the memory grows")[0] == "memory"
@@ -345,9 +344,9 @@ def test_where_no_entry_is_likely_what_decides_is_asked(explain):
     ]:
         assert asking.decides(said)[0] == kind, said
         out = explain(given=said.encode())[1]
-        assert not kind or out.startswith(f"{telling.DECIDES}\n\n{case}"), said
-        assert ("\n\nOtherwise: " in out) == bool(kind), said
-    assert "Otherwise: " not in explain("the GPU memory of our lab is full")[1]
+        # What decides is asked first: a case that only seems to be meant would mislead.
+        assert not kind or not out.split("\n\n")[1].startswith("- "), said
+        assert not kind or re.search(r"(?s)\n\n(- .*)", out)[1].startswith(case), said
     error = "TypeError: 'momentum' is an invalid keyword argument for Unpickler()"
     printed = explain(given=f"{error}\n\nIt comes as I load a checkpoint\n".encode())[1]
     assert telling.DECIDES not in printed  # the message asks for itself

@@ -94,10 +94,7 @@ def _near(said: str, log: str) -> list[str]:
     if not kind:
         return []
     read = page("deciding")[kind]["read"]
-    head, *cases = _cases(kind, first)
-    if first >= 0:
-        head = f"- {cases.pop(0)}\n\nOtherwise: {head}"
-    cases = filled("", "\n- ".join([head, *cases])).strip()
+    cases = filled("", "\n- ".join(_cases(kind, first))).strip()
     return [DECIDES, cases, f"More: {published(read) or read}"]
 
 
