@@ -104,6 +104,7 @@ def logs():
     known = "\n" * 9 + "IndexError: Target 10 is out of bounds."
     yield from ("usage: a\na.py: error: no such thing\n", ROOT_ERROR + known)
     yield from (ROOT_ERROR, ROOT_ERROR.replace("/home/me", "/lib/python3"))
+    yield from (ROOT_ERROR.replace("KeyError: 'k'", "OSError: Broken pipe"), "tensorflow/ torch")
 
 
 @pytest.fixture
@@ -171,12 +172,13 @@ def test_the_first_error_that_no_entry_knows_stands_before_its_echo(page):
 
 def logs_of_cases():
     """Logs with the words of each case of each entry: in its line, others, code, a path."""
-    begun = "Traceback (most recent call last):\n  File"
+    begun = 'Traceback (most recent call last):\n  File "/envs/{text}/{text}.py", line 3, in f\n'
     places = cycle((
         "{message} {text}",
         "RuntimeError: {text}\n{message}\n\n{text}",
-        begun + ' "/{text}/{text}.py", line 3, in f\n    {text}\nRuntimeError: {message}',
-        begun + ' "/a/b.py", line 3, in f\n    f(x)\nRuntimeError: {message} a{text}b',
+        begun + "    {text}\nRuntimeError: {message}",
+        begun + "    f(x)\nRuntimeError: {message} a{text}b",
+        "RuntimeError: {message} (/envs/{text}/lib)",
         "x " * 9000 + "{message} {text}",
     ))  # fmt: skip
     for error in CATALOGUE.values():
