@@ -48,7 +48,7 @@
 
   const UNITS = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
   const unit = (bytes) => UNITS.find(([, size]) => bytes >= size) ?? UNITS.at(-1);
-  const inBytes = (bytes) => `${fixed(bytes / unit(bytes)[1], 1)} ${unit(bytes)[0]}`;
+  const inBytes = (bytes) => `${fixed(bytes / unit(bytes)[1], 1)}\u00a0${unit(bytes)[0]}`;
   const rough = (value) => (value < 100 ? String(Number(value.toPrecision(3))) : fixed(value));
 
   // --- fields: several may have one name, and then show one setting ---
@@ -354,7 +354,7 @@
       values.forEach((value, row) => (table.tBodies[0].rows[row].cells[column + 1].textContent = value));
     });
     const [kind, sentence, ...others] = answer(on, gpus, have);
-    [says.dataset.verdict, says.textContent] = [kind, sentence];
+    say(says, kind, sentence);
     more.append(...others.flatMap((part) => [part, " "]));
     drawBars(figure, columns.slice(0, alone(gpus) ? 1 : machines(gpus) === 1 ? COLUMNS.hsdp : undefined), table, have);
   }
@@ -434,8 +434,7 @@
     const first = lead ? `${faster ? "faster" : "slower"}-${kind(chosen, lead)}` : "none";
     const others = rungs.filter((rung) => rung !== (lead ?? "ddp")).map((rung) =>
       phrase(lead && kind(chosen, rung) === "not" ? "misfit" : "other", gaps(chosen, rung)));
-    says.textContent = [phrase(first, gaps(chosen, lead ?? "ddp")), ...others].join(" ");
-    says.dataset.verdict = faster ? kind(chosen, lead) : "not";
+    say(says, faster ? kind(chosen, lead) : "not", [phrase(first, gaps(chosen, lead ?? "ddp")), ...others].join(" "));
     const sent = { gradients: inBytes(gradients), weights: inBytes(weights) };
     const [from, to, where] = span();
     const [slow, fast] = [computing(from), computing(to)];
@@ -467,12 +466,18 @@
       return { ...found, ...words, cache: inBytes(found.cache), have: inBytes(memory) };
     });
     const chosen = answers[fields.get("weight_bits")[0].selectedIndex];
-    says.textContent = phrase(chosen.requests ? "serves" : "serves-not", chosen);
-    says.dataset.verdict = chosen.requests ? "fits" : "not";
+    say(says, ...(chosen.requests ? ["fits", phrase("serves", chosen)] : ["not", phrase("serves-not", chosen)]));
     one(".serving-sent a").textContent = phrase(chosen.requests ? "use" : "use-not", chosen);
   }
 
   // --- start ---
+
+  /** A verdict, whose first line is the answer. */
+  function say(says, kind, words) {
+    const [answer, ...more] = words.split("\n");
+    says.dataset.verdict = kind;
+    says.replaceChildren(make("strong", "", answer), ...more.map((line) => `\n${line}`));
+  }
 
   /** All answers; one that a wrong number keeps back says so, and shows no old numbers. */
   function update() {
@@ -483,7 +488,7 @@
         show(table, says, figure);
       } catch (error) {
         if (!(error instanceof Wrong)) throw error;
-        [says.dataset.verdict, says.textContent] = ["close", phrase("wrong", { what: error.message })];
+        say(says, "close", phrase("wrong", { what: error.message }));
         figure?.replaceChildren();
         all(`.${name}-sent :is(p, a)`).forEach((old) => (old.textContent = "–"));
         for (const cell of all("tbody td:nth-child(n + 2)", table)) cell.textContent = "–";
