@@ -59,4 +59,6 @@ def test_the_sheet_prints_on_one_legible_page(opened, theme):
     for word in ("Cheat sheet", *SECTIONS, "5_fsdp.py", "leave only the printing in the"):
         assert word in text
     assert "Skip to main content" not in text
+    assert opened.get_by_role("button", name="Print one A4 page").is_visible()
+    assert "Print one" not in text
     assert min(sizes) >= 7  # points
