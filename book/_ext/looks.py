@@ -14,7 +14,12 @@ def add_files(app, page, template, context, doctree):
             app.add_js_file(file, loading_method="defer")
 
 
-def colour_at_once(app, exception):
+# A number and its unit, in one line; code and what a script reads stay as they are
+UNIT = r"(?<=[\d}]) (?=(?:%|[kMGT]?i?B|[mµ]?s|h|min|T?FLOP/s)(?!\w))"
+NO_TEXT = r"<(head|pre|code|script|style|select|svg|textarea)\b.*?</\1>"
+
+
+def finish_pages(app, exception):
     """A page says ``auto``, which has no colours until the theme's script comes, or none does."""
     dark = '(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")'
     if exception is None and app.builder.name == "html":
@@ -22,6 +27,7 @@ def colour_at_once(app, exception):
             text = file.read_text("utf-8")
             if 'data-theme="auto"' in text:
                 text = re.sub(r"<th([^>]*)>(<p></p>)?</th>", r"<td\1></td>", text)  # heads nothing
+                text = re.sub(f"(?s){NO_TEXT}|{UNIT}", lambda m: m[0].strip(" ") or "&nbsp;", text)
                 text = text.replace('data-theme="auto"', 'data-theme="light"', 1)
                 chosen = 'localStorage.getItem("theme") || '
                 file.write_text(text.replace(f'{chosen}"auto"', chosen + dark, 1), "utf-8")
@@ -43,5 +49,5 @@ def setup(app):
     # Sphinx rebuilds pages only for changes in their own text, or in a setting such as this one.
     app.add_config_value("digest_of_looks", digest_of_looks(), "env", str)
     app.connect("html-page-context", add_files)
-    app.connect("build-finished", colour_at_once)
+    app.connect("build-finished", finish_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

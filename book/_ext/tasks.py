@@ -81,7 +81,7 @@ def count(app, doctree):
 
 
 def number_of(things, name):
-    return f"{things} {name}{'s' * (things > 1)}"
+    return f"{things}\N{NO-BREAK SPACE}{name}{'s' * (things > 1)}"
 
 
 def setup(app):

@@ -60,7 +60,7 @@
   function shown(hit) {
     const link = linkTo(`${hit.page}#${hit.anchor}`, ...pieces(hit.heading));
     const heading = hit.heading.map(([text]) => text).join("");
-    const page = hit.title.endsWith(heading) ? hit.title.slice(0, -heading.length) : hit.title; // of the page itself its number
+    const page = hit.title.endsWith(heading) ? hit.title.slice(0, -heading.length).replace(/^(?=\d)/, "Chapter ") : hit.title; // of the page itself its number
     const where = hit.known ? `${page} · ${phrase("known")}` : page;
     const { code, parts } = hit.excerpt;
     const excerpt = make(code ? "code" : "span", "", ...pieces(parts));

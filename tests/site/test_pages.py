@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import copy
 
 import pytest
 import yaml
@@ -126,6 +127,14 @@ def test_contents_of_the_clinic_are_its_headings_and_links_to_terms_say_what_the
     assert all(told)
     run = page.select_one(".as-run-on").text
     assert re.search(r"this page, \d+ \w+ 20\d\d, PyTorch 2", run)
+    assert pages["notebooks/09_rung_4_distributed.html"].select_one("details > .as-run-on")
+
+
+def test_no_line_ends_between_a_number_and_its_unit_and_code_stays_as_it_is(pages):
+    page = copy(pages["book/will_it_fit.html"])
+    for code in page.select("head, pre, code, script, style, select, svg"):
+        assert "\N{NO-BREAK SPACE}" not in code.extract().text
+    assert not re.search(r"\d (%|GB)", page.text)
 
 
 def test_the_search_index_has_the_message_of_every_error_on_a_page(index):
