@@ -709,6 +709,12 @@ def items_set_in_a_tensor_without_end(folder):
     return repacked(path, lambda _, data: data.replace(b"Rq", b"RK\0K\0sq"))
 
 
+@bad("do not begin where the processor")
+def complex_numbers_at_an_odd_place(folder):
+    path = saved(folder, state() | {"extra": torch.ones(3, dtype=torch.complex128)})
+    return repacked(path, lambda _, data: data)
+
+
 @bad("numbers are in another processor's byte order")
 def of_another_processor(folder):
     other = {"little": b"big", "big": b"little"}[sys.byteorder]
