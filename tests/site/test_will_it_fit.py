@@ -64,14 +64,16 @@ YES_NO = [True, False]
 # For each function, what its arguments and its options may be.
 CALLS = {
     "memory_per_gpu": ([[61706, 124e6]], {
-        "rung": ["gpu", "ddp", "zero2", "fsdp", "hsdp"], "gpus": [1, 3, 6], "machines": [1, 1, 3],
-        "precision": [*will_it_fit.PRECISIONS], "optimizer": [*will_it_fit.STATES],
+        "rung": ["gpu", "dp", "ddp", "zero2", "fsdp", "hsdp"], "gpus": [1, 3, 6],
+        "machines": [1, 3], "precision": [*will_it_fit.PRECISIONS],
+        "optimizer": [*will_it_fit.STATES],
         "activation_bytes": [0, 33e6], "least_bytes": [None, 22e6], "batch": [1, 99],
         "largest_block": [None, 7e6], "root": [0, 39e6], "largest": [None, 38e6],
         "lora": [None, 5e6], "frozen_bytes": [0.5, 2], "frozen_root_bytes": [None, 4],
         "weight_decay": YES_NO, "accumulation": [1, 3], "held": will_it_fit.HELD,
     }),
     "transformer": ([], {name: [size] for name, size in SIZES.items()} | {
+        "vocabulary": [100, 50257],
         "precision": [*will_it_fit.PRECISIONS], "checkpointing": will_it_fit.CHECKPOINTING,
         "block": will_it_fit.BLOCKS, "loss": will_it_fit.LOSSES, "kv_heads": [None, 4],
         "mlp": [None, 2048], "head_size": [None, 80], "experts": [1, 8], "chosen": [1, 3],
@@ -95,7 +97,7 @@ def calls():
     """Some hundred calls of each function that the package does not refuse, and its answers."""
     chance = random.Random(0)
     for name, (positional, options) in CALLS.items():
-        for _ in range(600):
+        for _ in range(900):
             given = [chance.choice(values) for values in positional]
             chosen = {option: chance.choice(values) for option, values in options.items()}
             with contextlib.suppress(ValueError, ZeroDivisionError):  # one GPU on two machines
