@@ -9,14 +9,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.distributed as dist
 from running import port_for_a_store, ran
 
+from tools import two_hosts
 from torchclinic import doctor
 from torchclinic.process_group import GROUP
 from torchladder.launching import launch
@@ -266,8 +265,6 @@ def test_two_ranks_on_one_gpu_are_a_problem():
 
 # --- two hosts ----------------------------------------------------------------------------------
 
-two_hosts = import_module("two_hosts") if find_spec("two_hosts") else None
-
 
 def doctor_on_hosts(second=None, **options):
     """Exit status and prints of torchrun on each of two hosts; `second` is the second's setting."""
@@ -283,9 +280,7 @@ def doctor_on_hosts(second=None, **options):
     return (first, other), line, out, text
 
 
-@pytest.mark.skipif(
-    two_hosts is None or not two_hosts.possible(), reason="needs root and network namespaces"
-)
+@pytest.mark.skipif(not two_hosts.possible(), reason="needs root and network namespaces")
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_hosts_are_ok_unless_one_has_the_wrong_interface():
