@@ -157,7 +157,7 @@ simulated-chapters:
 
 ROUNDS ?= 5
 stress: $(VENV)/tested  ## run chapters and tests again and again on a machine that is kept busy, and say what fell how often: hours
-	@trap 'kill $$busy' EXIT; busy=; \
+	@trap 'kill $$busy' EXIT; trap 'exit 130' HUP INT TERM; busy=; \
 	for _ in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do while :; do :; done & busy="$$busy $$!"; done; \
 	fell=$$(for _ in $$(seq $(ROUNDS)); do make -k notebooks package || echo "FAILED round"; done | \
 	grep -Eo '^(FAILED|ERROR) [^ ]+' | sort | uniq -c); echo "$$fell"; test -z "$$fell"

@@ -381,7 +381,8 @@ def find_start(args):
     """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
     if path := args.export:
         ours = not path.exists() or read_base(path)[1]
-        if path.suffix != ".safetensors" or not ours or path == args.base:
+        base = args.base and args.base.resolve()
+        if path.suffix != ".safetensors" or not ours or path.resolve() == base:
             way = "that is new or that --export wrote, and not --base"
             return f"--export {path}: name a .safetensors file {way}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -631,7 +632,9 @@ def train_model(args, called, parts, start, progress):
             if line or save_now:
                 loss = torch.as_tensor(losses).double().cpu() / args.ranks
                 dist.all_reduce(loss)
-                if not nn.utils.get_total_norm(model.parameters()).isfinite():
+                # In fp16 the scaler skips steps with NaN: weights stay finite, the loss does not.
+                finite = loss.isfinite() and nn.utils.get_total_norm(model.parameters()).isfinite()
+                if not finite:
                     leave(f"step {step}: it diverged, and is not saved. Try a lower --lr.")
             if line:
                 norm = norm.full_tensor() if isinstance(norm, DTensor) else norm

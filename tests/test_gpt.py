@@ -286,7 +286,7 @@ def test_export_replaces_only_what_it_wrote(whole, begin, tmp_path):
     text.write_text("mine")
     for path in (base, own):
         shutil.copy(whole / "weights.safetensors", path)
-    for path in (foreign, text, base, tmp_path / "new.pt"):
+    for path in (foreign, text, base, tmp_path / "x" / ".." / base.name, tmp_path / "new.pt"):
         assert "that --export wrote, and not" in begin("--export", path, "--base", base)
     for path in (new, own):
         assert begin("--export", path) == []
@@ -597,6 +597,10 @@ def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens,
     done = run_here(PROGRAM, *options, "--lr", 1e38, "--log-every", 20)
     assert "it diverged, and is not saved. Try a lower --lr" in done.stderr
     assert not list((tmp_path / "out").glob("step-*"))
+    # The scaler of fp16 keeps the weights finite for ever.
+    fp16 = ["--precision", "fp16", "--lr", 1000, "--warm-up", 1, "--clip", 1e9, "--log-every", 5]
+    done = run_here(PROGRAM, "--out", tmp_path / "fp16", "--data", tokens, *SMALL, *fp16)
+    assert "it diverged, and is not saved. Try a lower --lr" in done.stderr
     options[1] = tmp_path / "new"
     notes = tmp_path / "new" / "step-00000002" / "notes.txt"
     with mock.patch("torch.distributed.checkpoint.async_save", noting(notes, found := [])):

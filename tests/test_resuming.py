@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from running import alive, limited
+from running import NO_CHECKSUMS, alive, limited
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
 from torch.utils.data import Subset, TensorDataset
@@ -309,7 +309,7 @@ def test_where_all_steps_are_damaged_a_copy_of_the_best_can_be_taken(tmp_path):
     whole = checkpoint.save(tmp_path, parts, step=1, best=True)
     whole.write_bytes(whole.read_bytes()[:-100])  # cut off
     checkpoint.save(tmp_path, parts, step=2).write_bytes(b"")
-    with pytest.raises(ValueError, match=r"best\.pt, if it is, copy it to step_00000000\.pt"):
+    with pytest.raises(ValueError, match=r"move them away, copy best\.pt to step_00000000\.pt"):
         checkpoint.load(tmp_path, parts)
     shutil.copy(tmp_path / "best.pt", tmp_path / "step_00000000.pt")
     assert checkpoint.load(tmp_path, parts)["step"] == 1
@@ -408,6 +408,16 @@ def test_a_lock_that_is_held_and_says_nothing_of_a_run_is_not_printed(tmp_path):
             lock.flush()
             with pytest.raises(BlockingIOError, match="it has just begun"), sole_use(tmp_path):
                 pass
+
+
+def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):
+    parts = {"model": nn.Linear(2, 2)}
+    path = checkpoint.save(tmp_path, parts, step=1)
+    saved = torch.load(path)
+    with NO_CHECKSUMS:
+        torch.save(saved, path)
+    assert checkpoint.load(tmp_path, parts)["step"] == 1
+    assert "damaged" not in capsys.readouterr().err
 
 
 @pytest.mark.gpu

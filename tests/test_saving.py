@@ -218,6 +218,27 @@ def test_a_checkpoint_of_another_run_that_was_brought_here_is_kept(tmp_path):
     assert checkpoint.load(home, linear(), run={"lr": 1})["step"] == 7
 
 
+def test_a_save_that_fails_leaves_foreign_files_their_names(tmp_path, capsys):
+    for name in ("step_00000001.pt", "best.pt"):
+        (tmp_path / name).write_text(f"my own {name}")
+    with full_disk(), pytest.raises(OSError, match="not saved"):
+        checkpoint.save(tmp_path, parts_of(nn.Linear(1000, 100)), step=1, best=True)
+    with pytest.raises(ValueError, match="not saved"):
+        checkpoint.save(tmp_path, linear(), step=1, best=True, more=object())
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "step_00000001.pt"]
+    assert all((tmp_path / name).read_text() == f"my own {name}" for name in os.listdir(tmp_path))
+    assert "aside" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), float("nan")])
+def test_a_setting_that_does_not_equal_itself_is_refused_before_anything_is_written(
+    tmp_path, value
+):
+    with pytest.raises(ValueError, match=r"run\['w'\] is .* which no resumed run could equal"):
+        checkpoint.save(tmp_path, linear(), step=1, run={"w": value})
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_best_epoch_is_kept_beside_the_newest(tmp_path, monkeypatch):
     accuracies = iter([0.5, 0.7, 0.6, 0.7])
     tested = lambda *_, **__: training.Metrics(1.0, next(accuracies), 50)  # noqa: E731

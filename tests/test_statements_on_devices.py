@@ -218,6 +218,7 @@ REFUSED = {  # what is done: how, and the error's words
     "gather": (lambda: c(2).gather(0, zero()), got("index", *CPU, "gather")),
     "loss": (lambda: F.cross_entropy(c(1, 2), zero()), got("target", *CPU, "nll_loss_forward")),
     "convolution": (lambda: nn.Conv1d(1, 1, 1)(c(1, 1, 1)), TYPES),
+    "its bias": (lambda: F.conv1d(c(1, 1, 1), c(1, 1, 1), h(1)), TYPES.replace("weight", "bias")),
     "LSTM": (lambda: nn.LSTM(1, 1).cuda()(c(1, 1, 1), (h(1, 1, 1), h(1, 1, 1))), STATE),
     "indexing": (lambda: h(2)[zero(device="cuda")], INDEX),
     "lengths": (lambda: pack_padded_sequence(c(1, 1, 1), c(1).long()), LENGTHS),

@@ -4,11 +4,14 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from torchladder import training
 from torchladder.data import balanced_subset, dataloader, load_dataset
+from torchladder.launching import launch
 from torchladder.models import MLP, LeNet
 from torchladder.training import evaluate, get_device, train, train_epoch
 
@@ -255,3 +258,22 @@ def test_one_gpu_learns_as_well_as_the_cpu(precision):
     history = train(new_model(), load_dataset(), rung="gpu", precision=precision)
     assert history[-1].test_accuracy >= 0.85
     assert 0 < history[-1].peak_memory < 1e9
+
+
+def shared_buffer():
+    net = nn.Linear(2, 2)
+    net.register_buffer("kept", (torch.arange(12.0) + 100 * dist.get_rank()).view(3, 4)[:, ::2])
+    training._share_buffers(net)
+    return net.kept.tolist()
+
+
+@pytest.mark.slow
+def test_ranks_share_a_buffer_that_lies_in_memory_with_gaps():
+    of_rank_0 = torch.arange(12.0).view(3, 4)[:, ::2].tolist()
+    assert launch(shared_buffer, backend="gloo", show="none") == 2 * [of_rank_0]
+
+
+@pytest.mark.parametrize(("model", "epochs"), [(MLP, 1), (MLP(4), 0)])
+def test_a_class_for_a_model_and_no_epochs_are_refused(model, epochs):
+    with pytest.raises(ValueError, match=r"give 1 or more, and a model such as MLP\(784\)"):
+        train(model, None, epochs=epochs)

@@ -94,8 +94,8 @@ def save(
     OSError
         If the disk is full, or not all ranks call this within ten minutes. Files stay as they were.
     ValueError
-        If two things have one name, a tensor is sharded, or ``weights_only=True`` would not load
-        what was given.
+        If two things have one name, a tensor is sharded, ``weights_only=True`` would not load
+        what was given, or a setting in `run` does not equal itself (a tensor, NaN).
 
     Examples
     --------
@@ -106,7 +106,7 @@ def save(
     ...     print(path.name, list(torch.load(path)["model"]))
     step_00000007.pt ['weight', 'bias']
     """
-    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
+    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more], run or {})
     path = Path(folder, f"step_{step:08d}.pt")
     rank, world_size = _meet(f"checkpoint.save to {path}", no_dist)
     by_rank = [{"rng": _rng_state(), **(of_each_rank or {})}] * world_size
@@ -148,8 +148,8 @@ def files_in(folder: str | os.PathLike) -> list[Path]:
 
     After a return to an earlier file, that need not be the one of the last step.
     """
-    files = (p for p in Path(folder).glob("step_*.pt") if re.fullmatch(r"step_\d{8,}", p.stem))
-    return sorted(files, key=_number_of)
+    files = (p for p in Path(folder).glob("step_*.pt") if p.is_file())
+    return sorted((p for p in files if re.fullmatch(r"step_\d{8,}", p.stem)), key=_number_of)
 
 
 def _number_of(path: Path) -> float:
@@ -167,8 +167,11 @@ def _saved(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _check_arguments(keep: int, step: int, names: list[str]) -> None:
+def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, Any]) -> None:
     """Raise a ValueError before anything is written."""
+    for key, value in run.items():
+        if isinstance(value, Tensor) or value != value:
+            raise ValueError(f"run[{key!r}] is {value!r:.60}, which no resumed run could equal.")
     if keep < 1 or step < 0:
         raise ValueError(f"keep={keep}, step={step}: keep at least 1 file; steps count from 0.")
     # Of two things under one name, the second would replace the first in the file.
@@ -195,10 +198,7 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
-                saved = _saved(target)
-                whole = saved and is_ours(saved) and not _why_damaged(target)
-                if os.path.lexists(target) and not whole:
-                    _set_aside(target)
+                files.enter_context(_out_of_the_way(target, is_ours))
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
@@ -209,11 +209,24 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         old.unlink(missing_ok=True)
 
 
-def _set_aside(path: Path) -> None:
-    """Rename what is there under a checkpoint's name and is no whole one of this run."""
+@contextmanager
+def _out_of_the_way(path: Path, is_ours: Callable[[dict], bool]) -> Iterator[None]:
+    """Rename what is there under a checkpoint's name, unless it is a whole one of this run.
+
+    If the block raises, it gets its name back.
+    """
+    saved = _saved(path)
+    if not os.path.lexists(path) or (saved and is_ours(saved) and not _why_damaged(path)):
+        yield
+        return
     names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
     aside = next(name for name in names if not os.path.lexists(name))
     path.rename(aside)
+    try:
+        yield
+    except BaseException:
+        aside.rename(path)
+        raise
     moved = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
     print(moved, file=sys.stderr)
 
@@ -331,10 +344,10 @@ def _newest_whole(source: Path) -> Path | None:
         before = ": trying the one before" if path != files[0] else ""
         print(f"{path.name} is damaged ({wrong}) and left as it is{before}", file=sys.stderr)
     if files:
-        raise ValueError(
-            f"No checkpoint in {source} is whole. To go on from best.pt, if it is, copy it to "
-            "step_00000000.pt there; else take one from a backup."
-        )
+        way = "take one from a backup"
+        if (source / "best.pt").is_file():
+            way = "move them away, copy best.pt to step_00000000.pt there, or " + way
+        raise ValueError(f"No checkpoint in {source} is whole: {way}.")
     return None
 
 
@@ -347,7 +360,9 @@ def _why_damaged(path: str | os.PathLike) -> str | None:
     with open(path, "rb") as file:  # whether it can be read at all is another question
         try:
             with zipfile.ZipFile(file) as archive:
-                if wrong := archive.testzip():
+                # All 0 if written under torch.serialization.set_crc32_options(False).
+                checked = any(entry.CRC for entry in archive.infolist())
+                if checked and (wrong := archive.testzip()):
                     return f"the checksum of {wrong} is not that of its content"
             # Mapped, so that all but the tensors is read.
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)

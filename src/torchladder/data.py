@@ -62,6 +62,8 @@ class ImageData:
 
     def split(self, name: str) -> tuple[Tensor, Tensor]:
         """Images and labels of ``"train"`` or ``"test"``."""
+        if name not in ("train", "test"):
+            raise ValueError(f"No split {name!r}: there are 'train' and 'test'.")
         return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
 
     def normalise(self, images: Tensor) -> Tensor:

@@ -40,9 +40,14 @@ def named_device(name: str | torch.device) -> torch.device:
     Raises
     ------
     ValueError
-        If this machine has no such device.
+        If it is not a device's name, or this machine has no such device.
     """
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"{name!r} is not a device. Write 'cpu', 'cuda', 'cuda:1' or 'mps'."
+        ) from None
     module = getattr(torch, device.type, None)  # such as torch.cuda, torch.mps or torch.xpu
     count = module.device_count() if module and module.is_available() else 0
     if device.type in ("cpu", "meta") or (device.index or 0) < count:

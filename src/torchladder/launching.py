@@ -239,7 +239,7 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     environment = os.environ | dict(zip(GROUP, map(str, values), strict=True))
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if not environment.get("OMP_NUM_THREADS", "").isdigit():
+    if not re.fullmatch(r"0*[1-9]\d{0,3}", environment.get("OMP_NUM_THREADS", "")):
         environment["OMP_NUM_THREADS"] = str(max(1, _cores() // world_size))
     name = f"rank {rank} of {world_size}"
     process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
@@ -297,7 +297,9 @@ def _read_prints(r: _Rank) -> None:
     r.printed += piece
     del r.printed[:-KEPT]
     if r.live:
-        print(r.decoder.decode(piece), end="", flush=True)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # which may lack a character
+        text = r.decoder.decode(piece).encode(encoding, "replace").decode(encoding)
+        print(text, end="", flush=True)
     if not piece:
         r.output.close()
 

@@ -137,6 +137,8 @@ def train(
     """
     device = get_device(rung)
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
+    if not isinstance(model, nn.Module) or epochs < 1:
+        raise ValueError(f"epochs={epochs}, {model}: give 1 or more, and a model such as MLP(784).")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
     # parallel_apply hands on to its threads that autocast is on, but not its dtype.
@@ -343,7 +345,9 @@ def _share_buffers(model: nn.Module) -> None:
     the running statistics of its own last batch, and would evaluate a model of its own.
     """
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
+        of_rank_0 = buffer.contiguous()  # else gloo sends the memory's bytes in their own order
+        dist.broadcast(of_rank_0, 0)
+        buffer.copy_(of_rank_0)
 
 
 def _check_finite(state: TrainState, *metrics: Metrics) -> None:

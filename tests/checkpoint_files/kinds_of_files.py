@@ -765,7 +765,7 @@ def shard_outside_the_folder(folder):
     return index(folder / "inner", {"weight_map": {"conv.weight": "../model.safetensors"}})
 
 
-@bad("(KeyError: 'fc.weight'). Copy or save it again.")
+@bad("'fc.weight' is not in model.safetensors. Copy both again.")
 def key_not_in_its_shard(folder):
     safetensors_file(folder)
     return index(folder, {"weight_map": {"fc.weight": "model.safetensors"}})

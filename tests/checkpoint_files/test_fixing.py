@@ -78,6 +78,13 @@ def test_a_file_that_does_not_fit_the_model_is_refused(tmp_path):
     assert os.listdir(tmp_path) == ["x.pt"]
 
 
+@pytest.mark.parametrize("name", ["steps", "n_averaged"])
+def test_a_buffer_of_the_models_that_is_called_like_a_counter_is_not_left_out(name, tmp_path):
+    file = saved(tmp_path, {"module.weight": torch.ones(2, 2), name: torch.ones(4)})
+    with pytest.raises(CheckpointError, match=f"{name} is called like a counter, and has many num"):
+        fix_checkpoint(file, tmp_path / "out.pt")
+
+
 def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
     state = net(Tied).state_dict() | {"ids": torch.arange(3), "mask": torch.ones(2) > 0}
     state["overlap"] = state["ids"].as_strided((2,), (1,), 1)

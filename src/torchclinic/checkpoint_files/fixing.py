@@ -123,6 +123,11 @@ def fix_checkpoint(
     dropped = weights.described(rest)
     taken = set(names.values())
     for old in [key for key in found if key not in taken]:
+        if is_counter(old, found) and getattr(found[old], "shape", ()) not in ((), (1,)):
+            raise CheckpointError(
+                f"{checkpoint.path}: {old} is called like a counter, and has many numbers. Nothing "
+                "was written: --for names the model that it belongs to."
+            )
         dropped[old] = COUNTER if is_counter(old, found) else "the model has no such key"
     values = {new: found[old] for new, old in names.items()}
     tensors = weights.tensors_in(values)

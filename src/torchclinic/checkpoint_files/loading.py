@@ -208,6 +208,7 @@ def _as_it_was(where: Any, model: nn.Module, ours: dict[str, Any], copied: bool)
             parts = [part for m in model.modules() for part in (m._parameters, m._buffers)]
             extra = deepcopy({k: v for k, v in ours.items() if k.endswith(weights.EXTRA_STATE)})
             there = [tensor for part in parts for tensor in part.values() if tensor is not None]
+            there = [tensor for tensor in there if not tensor.is_meta]
             numbers = {tensor: tensor.detach().to("cpu", copy=True) for tensor in there}
             tables = [(part, dict(part)) for part in parts]
         yield

@@ -386,6 +386,8 @@ def _read_shards(index: Path, names: list[str], homes: dict[str, str] | None = N
                 "Copy its .index.json as well, or name one of the shards."
             )
     for key, name in homes.items():
+        if key not in trees[name]:
+            raise CheckpointError(f"{index}: {key!r:.80} is not in {name}. Copy both again.")
         whole.tree[key] = trees[name][key]
     whole.unlisted = [str(key) for key, name in pairs if homes.get(key) != name]
     whole.format = f"{len(names)} shards, {' and '.join(sorted(kinds))}"

@@ -128,6 +128,12 @@ class Generator(torch.Generator):
     def initial_seed(self):
         return self.seed_and_offset[0] if hasattr(self, "place") else super().initial_seed()
 
+    def get_offset(self):
+        return self.seed_and_offset[1]
+
+    def set_offset(self, offset):
+        self.seed_and_offset[1] = offset
+
     def get_state(self):
         if not hasattr(self, "place"):
             return super().get_state()

@@ -222,12 +222,21 @@ one_at_a_time = threading.Lock()
 
 def mismatch(func: Any, args: Any, meeting: list) -> RuntimeError:
     name = func._opname
-    if "convolution" in name and (meeting[0][1] is None) != (meeting[1][1] is None):
-        (x, x_gpu), (weight, _) = meeting[:2]
-        extra = " or input should be a MKLDNN tensor and weight is a dense tensor"
+    if name in ("convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"):
+        (x, x_gpu), (w, w_gpu), *bias = meeting
+        kind = "weight"
+        if x_gpu == w_gpu:
+            (w, w_gpu), kind = bias[0], "bias"
+        if None in (x_gpu, w_gpu):
+            extra = f" or input should be a MKLDNN tensor and {kind} is a dense tensor"
+            return RuntimeError(
+                f"Input type ({x.type()}) and {kind} type ({w.type()}) should be the same"
+                f"{extra if x_gpu is None else ''}"
+            )
         return RuntimeError(
-            f"Input type ({x.type()}) and weight type ({weight.type()}) should be the same"
-            f"{extra if x_gpu is None else ''}"
+            f"Expected tensor for argument #1 'input' to have the same device as tensor for "
+            f"argument #2 '{kind}'; but device {x_gpu} does not equal {w_gpu} (while checking "
+            "arguments for cudnn_convolution)"
         )
     if name in ("masked_fill", "masked_fill_"):
         (_, own), (_, mask) = meeting[:2]
