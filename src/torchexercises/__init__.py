@@ -279,6 +279,8 @@ def _in_rank(cases: Callable, answers: tuple) -> None:
     try:
         cases(*(cloudpickle.loads(a) if isinstance(a, bytes) else a for a in answers))
     except Exception as error:
+        if isinstance(error.__cause__, StopIteration):  # in the reader's generator
+            error = error.__cause__
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         if isinstance(error, Wrong) or any(os.path.dirname(file) != HERE for file in files):
             raise error from None

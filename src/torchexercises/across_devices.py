@@ -4,6 +4,7 @@ import copy
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchclinic.where import where_is
 from torchexercises import Wrong, case, exercise, expect, unchanged
@@ -20,7 +21,9 @@ def visible_gpus(visible_gpus) -> None:
         ("0,-1,1", 2, [0], {"goes on after the negative index": [0, 1]}),
         ("0,7,1", 2, [0], {"goes on after an index that is not there": [0, 1]}),
         ("0,2,1", 2, [0], {"has GPU 2 of two, counted from 0": [0, 2, 1]}),
-        ("1,1", 2, [], {"has the GPU that is there twice": [1]}), ("10,2", 12, [10, 2], {}),
+        ("1,1", 2, [], {"has the GPU that is there twice": [1]}), ("0,2,0", 3, [], {}),
+        ("10,2", 12, [10, 2], {}),
+        ("0,-1,0", 2, [0], {"is that of an index twice, but the list ended before": []}),
     ):  # fmt: skip
         expect(
             f"for {value!r} and {gpus} GPUs, the list", visible_gpus(value, gpus), right, mistakes
@@ -67,13 +70,17 @@ def left_behind(left_behind) -> None:
     for model, right in (  # the first tells the buffers that are saved from those that are not
         (net("cpu", "cuda:0", "cpu", "cuda:0").requires_grad_(False), [*of_1, "mask"]),
         (net("cuda:0", "cuda:0", "cuda:0", "cuda"), []),
+        (net("cuda:1", "cuda:0", "cuda:1", "cuda:1"), of_1),
         (net("cuda:0", "cuda:0", "cpu", "cpu"), ["0.bias", "mask"]),
         (deep, ["2.1.1.bias", "2.1.1.weight"]),
         (nn.BatchNorm1d(2, affine=False), []),
     ):
+        parameters = {name for name, _ in model.named_parameters()}
         mistakes = {
             "is not sorted": ["mask", "0.bias"],
             "lacks `mask`, which is not in the state dict": [n for n in right if n != "mask"],
+            "lacks the buffers": [n for n in right if n in parameters],
+            "lacks what is on another GPU": [n for n in right if not n.startswith("1.")],
             "lacks what is three levels deep": [n for n in right if n.count(".") < 3],
         }
         expect("what is returned", left_behind(model), right, mistakes)
@@ -100,7 +107,16 @@ def train(train) -> None:
         _both_are_there(there, found, device)
         expect(f"the loss on {device}", found, sum(losses) / 3, total)
         expect(f"the weight on {device}", there.weight, by_hand.weight.to(device))
+
+    def steps_the_models_own(optimizer, args, kwargs):
+        theirs = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(mine is not p for mine, p in zip(net.parameters(), theirs, strict=False)):
+            label = "on meta, the optimizer steps the old parameters: move first, then make it"
+            raise Wrong(label)
+
+    hook = register_optimizer_step_pre_hook(steps_the_models_own)
     found = train(net, batches, "meta")
+    hook.remove()
     _both_are_there(net, found, "meta")
 
 

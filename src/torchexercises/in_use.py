@@ -28,21 +28,26 @@ from torchexercises import (
 def in_batches(in_batches) -> None:
     sizes, in_batches = [], unchanged(in_batches, "_ inputs")
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
-    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    for count in (13, 4, 1, 0):
-        inputs = torch.randn(count, 3)
-        right = model.eval()(inputs).detach()
+    tokens = nn.Sequential(nn.Embedding(9, 2), nn.Dropout())
+    for net in (model, tokens):
+        net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    mean = model.get_buffer("1.running_mean").fill_(0.5)
+    numbers = [(model, torch.randn(count, 3)) for count in (13, 4, 1, 0)]
+    for net, inputs in (*numbers, (tokens, torch.arange(7).view(7, 1))):
+        count = len(inputs)
+        right = net.eval()(inputs).detach()
         for training in (True, False):
-            model.train(training)
+            net.train(training)
             sizes.clear()
             with case(f"{count} inputs in batches of 4"):
-                found = in_batches(model, inputs, 4)
-            modes = [part.training for part in model.modules()]
+                found = in_batches(net, inputs, 4)
+            modes = [part.training for part in net.modules()]
             expect("`training` of the model and its layers, afterwards,", {*modes}, {training})
             expect(f"of {count} inputs, the sizes of the batches", {*sizes} | {4}, {4})
             lost = {"lacks the last, smaller batch": right[: count // 4 * 4]}
             expect(f"of {count} inputs, what is returned", found, right, lost)
     expect("`torch.is_grad_enabled()`, afterwards,", torch.is_grad_enabled(), True)
+    expect("batch norm's average, afterwards,", mean, torch.full((8,), 0.5))
     norm = model.train()[1].eval()
     in_batches(model, torch.ones(2, 3), 4)
     expect("`training` of a batch norm that was frozen, afterwards,", norm.training, False)
@@ -85,6 +90,11 @@ def finish(finish) -> None:
             raise Wrong(f"a client gets an answer, though the model {did}")
         if did == "failed":
             expect("the errors of the clients", errors, [KeyError] * 3)
+    leaves = [Future(), Future()]
+    batch = [(torch.ones(1), future) for future in leaves]
+    finish(batch, lambda inputs: (leaves[0].cancel(), inputs)[1])  # an error ends the thread
+    if not all(future.done() for future in leaves):
+        raise Wrong("if one client leaves while the model runs, another waits for ever")
 
 
 @exercise("18", 20, hint="New token i sees all that the cache had, and i + 1 tokens more.")
@@ -131,6 +141,7 @@ def on_all_ranks(on_all_ranks) -> None:
         mistakes = {
             "is nothing on this rank": None,
             "is in the order of the ranks": torch.cat([right[r::ranks] for r in range(ranks)]),
+            "lacks the last inputs": right[: count // ranks * ranks],
         }
         expect(f"of {count} inputs, what is returned", outputs, right, mistakes)
 

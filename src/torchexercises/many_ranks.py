@@ -1,6 +1,10 @@
 """The hidden cases of the exercises on several ranks: chapters 09 and 10."""
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -11,12 +15,28 @@ from torchexercises import Wrong, exercise, expect, on_ranks, tensors_in, unchan
 from torchexercises.as_with_nccl import as_with_nccl
 
 
+@contextmanager
+def sets_differ(net: nn.Module) -> Iterator[None]:
+    """Let ranks go through a set of the net's tensors in different orders, as they do by chance.
+
+    A set's order is that of the tensors' addresses.
+    """
+    tensors = [*net.parameters(), *net.buffers()]
+    if dist.get_rank():
+        tensors.reverse()
+    places = {id(tensor): i for i, tensor in enumerate(tensors)}
+    with mock.patch.object(torch.Tensor, "__hash__", lambda t: places.get(id(t), id(t))):
+        yield
+
+
 @exercise("09", 15, hint="A torch.Generator of its own, by seed + epoch; [rank::ranks].")
 def indices_of(indices_of) -> None:
     def drawn(rank, ranks, n, epoch, seed):
         torch.manual_seed(rank)  # as programs do that want other noise on each rank
         before = torch.get_rng_state()
         indices = list(indices_of(rank, ranks, n, epoch, seed))
+        if not all(isinstance(i, Integral) for i in indices):
+            raise Wrong(f"what is returned is no list of numbers, but of {indices[0]!r:.40}")
         if not torch.equal(torch.get_rng_state(), before):
             raise Wrong("it changes which random numbers the program draws afterwards")
         return indices
@@ -54,6 +74,7 @@ def accuracy_over_ranks(accuracy_over_ranks) -> None:
         mistakes = {
             "is the mean of the ranks' accuracies": sum(means) / ranks,
             "is this rank's alone: the others' are not in it": means[rank],
+            "is the sum of the ranks' accuracies": sum(means),
         }
         with as_with_nccl() as device:
             found = accuracy_over_ranks(torch.tensor(right[rank], device=device), count[rank])
@@ -81,6 +102,7 @@ def all_stop(all_stop) -> None:
 def average_gradients(average_gradients) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     net = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("first", "frozen", "unused", "last")})
+    net["last_block"] = nn.Sequential(nn.Linear(3, 2))
     net["last_half"] = nn.Linear(2, 1, dtype=torch.bfloat16)
     net["frozen"].requires_grad_(False)
     net["last"].bias = net["first"].bias  # tied
@@ -90,10 +112,13 @@ def average_gradients(average_gradients) -> None:
             numbers = torch.arange(1, parameter.numel() + 1).reshape(parameter.shape)
             of_rank_0[name] = numbers.to(parameter.dtype) + i
             parameter.grad = of_rank_0[name] * (rank + 1) ** 2
-    average_gradients(net)
+    block = net.get_parameter("last_block.0.weight")
+    block.grad = of_rank_0["last_block.0.weight"].t().contiguous().t() * (rank + 1) ** 2
+    with sets_differ(net):
+        average_gradients(net)
     total = sum((r + 1) ** 2 for r in range(ranks))
     for name, parameter in net.named_parameters():
-        what = f"the gradient of {name}"
+        what = f"the gradient of {name}" + " (not contiguous)" * (parameter is block)
         if (grad := of_rank_0.get(name)) is None:
             expect(what, parameter.grad, None)
             continue
@@ -115,7 +140,8 @@ def broadcast_model(broadcast_model) -> None:
         net.get_buffer("1.running_mean").fill_(seed)
         net.get_buffer("1.num_batches_tracked").fill_(seed + 2**40 + 1)
         net[1].register_buffer("mask", torch.tensor([seed > 0, True]), persistent=False)
-        return net.append(nn.Linear(2, 1, dtype=torch.bfloat16))
+        net.append(nn.Linear(2, 1, dtype=torch.bfloat16))
+        return net.append(nn.Conv2d(2, 1, 2).to(memory_format=torch.channels_last))
 
     def all_of(net):
         return dict([*net.named_parameters(remove_duplicate=False), *net.named_buffers()])
@@ -123,9 +149,11 @@ def broadcast_model(broadcast_model) -> None:
     rank = dist.get_rank()
     net, first, mine = model(rank), all_of(model(0)), all_of(model(rank))
     tensors = [id(tensor) for tensor in all_of(net).values() if isinstance(tensor, nn.Parameter)]
-    broadcast_model(net)
+    with sets_differ(net):
+        broadcast_model(net)
     for name, found in all_of(net).items():
-        expect(name, found, first[name], {"is this rank's own, not rank 0's": mine[name]})
+        what = name + " (not contiguous)" * (not found.is_contiguous())
+        expect(what, found, first[name], {"is this rank's own, not rank 0's": mine[name]})
     if [id(t) for t in all_of(net).values() if isinstance(t, nn.Parameter)] != tensors:
         raise Wrong("the parameters are new tensors, which the optimizer does not know")
 

@@ -33,6 +33,7 @@ def training_bytes(training_bytes) -> None:
             "counts 4 bytes for each number, whatever its dtype": right * 4 / size,
             "counts gradients and state of frozen parameters": every * (2 + states),
             "counts the buffers": right + sum(b.nbytes for b in net.buffers()),
+            "leaves out the gradients": right - (right - every) / (1 + states),
         }
         expect(f"{label}: what is returned", training_bytes(net, states), right, mistakes)
 
@@ -40,19 +41,22 @@ def training_bytes(training_bytes) -> None:
 @on_ranks("12", 15, hint="Equal pieces need padding; cut it off afterwards.")
 def shard_and_gather(shard, gather) -> None:
     ranks = dist.get_world_size()
-    shard, gather = unchanged(shard, "whole"), unchanged(gather, "piece")
+    shard, gather, earlier = unchanged(shard, "whole"), unchanged(gather, "piece"), []
     for shape, dtype in (
         ((8, 3), torch.float64), ((7, 2), torch.bfloat16), ((2, 5), torch.int64),
         ((1,), torch.float32), ((5, 2, 3), torch.float32),
     ):  # fmt: skip
         whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
         piece = shard(whole)
+        earlier.append((piece, shape, whole))
         rows, label = -(-shape[0] // ranks), f"of a tensor of shape {list(shape)}"
         if piece.numel() > rows * whole[:1].numel():
             raise Wrong(f"{label}, the piece is {list(piece.shape)}, where {rows} rows would do")
         expect_alone(f"{label}, the piece", piece)
         lost = {"lacks the last rows": whole[: shape[0] // ranks * ranks]}
         expect(f"{label}, what is gathered", gather(piece, shape), whole, lost)
+    for piece, shape, whole in earlier:  # as if an optimizer had trained it
+        expect("when all pieces have doubled, the whole", gather(2 * piece, shape), 2 * whole)
     if shard(nn.Parameter(torch.ones(ranks, 1))).grad_fn:
         raise Wrong("the piece is in a graph, which keeps the whole parameter alive: detach it")
 
@@ -101,6 +105,7 @@ def rows_to_read(rows_to_read) -> None:
                     (file, first - saved[file][0].item(), last - saved[file][0].item())
                     for file, first, last in right
                 ],
+                "takes the last row in": [(file, first, last - 1) for file, first, last in right],
                 "reads all of each file that is needed": [
                     part for part in ranges(saved) if part[0] in [file for file, *_ in right]
                 ],
@@ -145,6 +150,8 @@ def bytes_sent(bytes_sent) -> None:
             right = once / ranks if all_to_all else once
         mistakes = {
             "counts the whole tensor, also the share that the rank has": right and size,
+            # Of an all-to-all, they are what each rank sends in an all-gather.
+            "is that of all ranks together": None if all_to_all else ranks * right,
             "is that of an all-reduce": 2 * once,
             "is that of an all-gather": once,
         }

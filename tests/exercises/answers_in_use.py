@@ -1,5 +1,7 @@
 """Answers to the exercises of the cases in `in_use`; each says how it is judged."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -27,6 +29,16 @@ class in_batches:
         model.train(training)
         return torch.cat(outputs)
 
+    def with_the_zeros(model, inputs, size):
+        """of 13 inputs, what is returned is float32 [16, 2]"""
+        training = model.training
+        padding = inputs.new_zeros(-len(inputs) % size, *inputs.shape[1:])
+        with torch.inference_mode():
+            model.eval()
+            outputs = torch.cat([model(p) for p in torch.cat([inputs, padding]).split(size)])
+        model.train(training)
+        return outputs
+
     def left_in_eval(model, inputs, size):
         """`training` of the model and its layers, afterwards, is {False}, not {True}"""
         model.eval()
@@ -48,6 +60,11 @@ class in_batches:
         for part, training in zip(model.modules(), modes, strict=True):
             part.training = training
         return outputs
+
+    def no_error(model, inputs, size):
+        """nothing is raised if the model raises an error"""
+        with contextlib.suppress(RuntimeError):
+            return in_batches.by_index(model, inputs, size)
 
     def by_index(model, inputs, size):
         """right"""
@@ -79,6 +96,12 @@ class finish:
         else:
             _ = [f.set_result(row) for (_, f), row in zip(waiting, answers, strict=True)]
 
+    def trusting(batch, model):
+        """InvalidStateError"""
+        inputs, futures = zip(*batch, strict=True)
+        for future, row in zip(futures, model(torch.stack(inputs)), strict=True):
+            future.set_result(row.detach().clone())
+
     def with_a_list(batch, model, kept=lambda row: row.detach().clone()):
         """right"""
         alive = [pair for pair in batch if pair[1].set_running_or_notify_cancel()]
@@ -95,6 +118,12 @@ class finish:
 
 
 class attend:
+    def in_place(q, k, v, cache):
+        """`q`, which was given, afterwards is"""
+        found = attend.by_hand(q, k, v, cache)
+        q /= 2
+        return found
+
     def causal_alone(q, k, v, cache):
         """at a time, what is returned sees the text's first tokens alone: is_causal counts"""
         if cache:
@@ -130,6 +159,14 @@ class on_all_ranks:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         parts = [None] * ranks
         dist.all_gather_object(parts, model(inputs[rank::ranks]))
+        return torch.cat(parts)
+
+    def whole_parts(model, inputs):
+        """lacks the last inputs"""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        size = len(inputs) // ranks
+        parts = [None] * ranks
+        dist.all_gather_object(parts, model(inputs[rank * size : rank * size + size]))
         return torch.cat(parts)
 
     def on_no_rows(model, inputs):

@@ -5,6 +5,12 @@ import torch.distributed as dist
 
 
 class average_gradients:
+    def copied(net):
+        """the gradient of last_block.0.weight (not contiguous) is your own"""
+        for grad in [p.grad for p in net.parameters() if p.grad is not None]:
+            dist.all_reduce(grad := grad.contiguous())
+            grad /= dist.get_world_size()
+
     def summed(net):
         """is summed, not divided by the number of ranks"""
         for parameter in net.parameters():
@@ -38,6 +44,10 @@ def _order(n, seed):
 
 
 class indices_of:
+    def a_tensor(rank, ranks, n, epoch, seed):
+        """what is returned is no list of numbers, but of tensor("""
+        return torch.tensor(indices_of.in_blocks(rank, ranks, n, epoch, seed))
+
     def uneven(rank, ranks, n, epoch, seed):
         """10 samples on 4 ranks: the ranks have [2, 3] samples, so one would wait"""
         return _order(n, seed + epoch)[rank::ranks]
@@ -117,6 +127,22 @@ class all_stop:
 
 
 class broadcast_model:
+    def copied(net):
+        """4.weight (not contiguous) is this rank's own, not rank 0's"""
+        for tensor in (*net.parameters(), *net.buffers()):
+            dist.broadcast(tensor.detach().contiguous(), 0)
+
+    def in_a_set(net):
+        """a rank that it exchanges with has returned, or sends tensors of other sizes"""
+        for tensor in {*net.parameters(), *net.buffers()}:
+            dist.broadcast(tensor.detach(), 0)
+
+    def averaged(net):
+        """result type Float can't be cast to the desired output type Long"""
+        for tensor in (*net.parameters(), *net.buffers()):
+            dist.all_reduce(tensor.detach())
+            tensor.detach().div_(dist.get_world_size())
+
     def all_at_once(net):
         """right"""
         own = [tensor.detach() for tensor in (*net.parameters(), *net.buffers())]
@@ -140,6 +166,10 @@ class broadcast_model:
 
 
 class buckets:
+    def exhausted(sizes, cap):
+        """yield next(iter(()))"""
+        yield next(iter(()))
+
     def forwards(sizes, cap):
         """begins with the first parameter, whose gradient comes last"""
         return [[len(sizes) - 1 - i for i in part] for part in buckets.by_sum(sizes[::-1], cap)]

@@ -43,6 +43,10 @@ class train_step:
 
 
 class evaluate:
+    def all_loaded_first(net, batches):
+        """4 batches are kept at once, where 3 would do"""
+        return evaluate.weighted(net, list(batches))
+
     def mean_of_means(net, batches):
         """the loss is the mean of the batches' means"""
         was, losses, right = net.training, [], 0
@@ -107,6 +111,11 @@ def _share(labels, group, parts):
 
 
 class accumulate:
+    def one_step_more(net, optimizer, batches, parts):
+        """with 4 batches a step, the number of steps in two epochs is 6, not 4"""
+        accumulate.by_sums(net, optimizer, batches, parts)
+        optimizer.step()
+
     def by_parts(net, optimizer, batches, parts):
         """is what a division by `parts` gives: the last group has fewer images"""
         _accumulating(lambda labels, group, n: 1 / n)(net, optimizer, batches, parts)
@@ -136,12 +145,14 @@ class accumulate:
             optimizer.step()
 
 
-def _amp(autocast=True, empty=True, unscale=True, steps=True):
+def _amp(autocast=True, loss_inside=True, empty=True, unscale=True, steps=True):
     def step(net, optimizer, scaler, images, labels, clip):
         if empty:
             optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(net(images), labels)
+            loss = F.cross_entropy(logits := net(images), labels)
+        if not loss_inside:
+            loss = F.cross_entropy(logits, labels)
         scaler.scale(loss).backward()
         if unscale:
             scaler.unscale_(optimizer)
@@ -160,8 +171,12 @@ class amp_step:
         """is what gradients give that are not emptied before"""
         _amp(empty=False)(*args)
 
+    def loss_outside_autocast(net, optimizer, scaler, images, labels, clip):
+        """right"""
+        _amp(loss_inside=False)(net, optimizer, scaler, images, labels, clip)
+
     def clipped_scaled(*args):
-        """is almost nothing: the gradients were clipped while they were scaled"""
+        """the weights hardly move: the gradients were clipped while they were scaled"""
         _amp(unscale=False)(*args)
 
     def no_autocast(*args):

@@ -39,6 +39,12 @@ class load_any_rung:
 
 
 class optimizer_state_for:
+    def next_of_none(model, saved, names):
+        """The case was: for a parameter that the saved names lack."""
+        for own, _ in model.named_parameters():
+            next(name for name in names if name == own)
+        return optimizer_state_for.other_places(model, saved, names)
+
     def by_position(model, saved, names):
         """the momentum of b.weight is that of a.weight"""
         return saved
@@ -49,6 +55,15 @@ class optimizer_state_for:
         state = {i: saved["state"][p] for i, p in enumerate(places) if p in saved["state"]}
         groups = torch.optim.Adam(model.parameters(), lr=1.0).state_dict()["param_groups"]
         return {"state": state, "param_groups": groups}
+
+    def in_place(model, saved, names):
+        """`saved`, which was given, afterwards is"""
+        old = dict(saved["state"])
+        saved["state"].clear()
+        for i, (name, _) in enumerate(model.named_parameters()):
+            if names.index(name) in old:
+                saved["state"][i] = old[names.index(name)]
+        return saved
 
     def other_places(model, saved, names):
         """right"""
@@ -186,6 +201,10 @@ class train_until_told:
     def all_at_once(step, steps, device):
         """if ranks [0, 1] are told in step 2, the number of steps done is 6, not 3"""
         return _told(lambda told: _any_rank(told, device, dist.ReduceOp.SUM) == 1)(step, steps)
+
+    def leaves_alone(step, steps, device):
+        """a rank that is told while all exchange their flags leaves alone"""
+        return _told(lambda told: _any_rank(told, device) or told)(step, steps)
 
     def the_index(step, steps, device):
         """what is returned is the last step, 3: count it"""

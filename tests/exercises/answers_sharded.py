@@ -66,6 +66,11 @@ class shard_and_gather:
         gather = shard_and_gather.objects()[1]
         return lambda w: w.tensor_split(dist.get_world_size())[dist.get_rank()].clone(), gather
 
+    def float32_buffers():
+        """what is gathered is float32 [8, 3]"""
+        shard, gather = shard_and_gather.objects()
+        return shard, lambda piece, shape: gather(piece.float(), shape)
+
     def objects():
         """right"""
 
@@ -103,6 +108,10 @@ class rows_to_read:
         own = rows_to_read.overlaps(rows, before, after, rank)
         starts = [_rows(rows, before, file).start for file, _, _ in own]
         return [(file, a - s, b - s) for (file, a, b), s in zip(own, starts, strict=True)]
+
+    def to_the_last(rows, before, after, rank):
+        """takes the last row in"""
+        return [(file, a, b - 1) for file, a, b in rows_to_read.overlaps(rows, before, after, rank)]
 
     def whole_files(rows, before, after, rank):
         """what rank 0 of 4 reads reads all of each file that is needed"""
@@ -163,6 +172,11 @@ class bytes_sent:
         """from Partial() to Shard(0) on 2 ranks: what each sends"""
         reduces = (before, after) == ("Partial()", "Shard(0)")
         return (1 + reduces) * bytes_sent.right(size, before, after, ranks)
+
+    def to_itself(size, before, after, ranks):
+        """from Shard(0) to Shard(0) on 2 ranks: what each sends is 120"""
+        before = "Shard(1)" if before == after == "Shard(0)" else before
+        return bytes_sent.right(size, before, after, ranks)
 
     def right(size, before, after, ranks):
         """right"""
