@@ -3,6 +3,7 @@
 import atexit
 import copy
 import ctypes
+import io
 import multiprocessing as mp
 import os
 import pickle
@@ -457,6 +458,12 @@ def test_an_exception_of_megabytes_is_told_without_its_middle():
     assert "xxxends\n" in message
     assert "raise ValueError(" in message
     assert len(message) < 200_000
+
+
+def test_a_terminal_that_lacks_a_letter_gets_another_one(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    launch(lambda: print("é"), show="all", timeout=HANG)
+    assert sys.stdout.buffer.getvalue() == b"?\n[rank 1] ?\n"
 
 
 def test_what_cannot_work_is_refused_before_any_process_starts(monkeypatch):

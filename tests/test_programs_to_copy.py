@@ -105,7 +105,7 @@ KILLED = """\
 
 
 SMALLER = {
-    "(224)": "(32)", "(256)": "(40)", "BATCH = 128": "BATCH = 16", "workers=2": "workers=0",
+    "(224)": "(32)", "(256)": "(40)", "BATCH = 128": "BATCH = 16", "workers=2": "workers=1",
     "EPOCHS, HOURS = 60": "EPOCHS, HOURS = 2", "models.resnet18(": f"{SMALL_NET}, ",
 }  # fmt: skip
 

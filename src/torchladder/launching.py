@@ -297,11 +297,14 @@ def _read_prints(r: _Rank) -> None:
     r.printed += piece
     del r.printed[:-KEPT]
     if r.live:
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # which may lack a character
-        text = r.decoder.decode(piece).encode(encoding, "replace").decode(encoding)
-        print(text, end="", flush=True)
+        _show(r.decoder.decode(piece))
     if not piece:
         r.output.close()
+
+
+def _show(text: str) -> None:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # which may lack a character
+    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
 
 
 def _death(r: _Rank) -> str:
@@ -397,7 +400,7 @@ def _print_the_others(ranks: list[_Rank], show: str) -> None:
     for r in ranks:
         text = r.printed.decode(errors="replace").rstrip("\n")
         if text and not r.live and (show == "all" or r.failed):
-            print("\n".join(f"[rank {r.rank}] {line}" for line in text.split("\n")), flush=True)
+            _show("".join(f"[rank {r.rank}] {line}\n" for line in text.split("\n")))
 
 
 class _CpuPickler(cloudpickle.Pickler):
