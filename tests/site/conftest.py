@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,28 @@ def site(tmp_path_factory):
     return folder / "_build" / "html"
 
 
+class Pages(Mapping):
+    """Every page by its address within the site, parsed when it is first asked for."""
+
+    def __init__(self, site):
+        self.site = site
+        files = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
+        self.parsed = dict.fromkeys(path.relative_to(site).as_posix() for path in files)
+
+    def __getitem__(self, name):
+        self.parsed[name] = self.parsed[name] or parsed(self.site / name)
+        return self.parsed[name]
+
+    def __iter__(self):
+        return iter(self.parsed)
+
+    def __len__(self):
+        return len(self.parsed)
+
+
 @pytest.fixture(scope="session")
 def pages(site):
-    """Every page, parsed, by its address within the site."""
-    files = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
-    return {path.relative_to(site).as_posix(): parsed(path) for path in files}
+    return Pages(site)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,5 @@
 """What a keyboard reaches and a screen reader is told; axe looks at pages in test_browser.py."""
 
-import re
-from itertools import pairwise
-
 import pytest
 
 OPENED = "notebooks/06_rung_2_one_gpu.html"  # has diffs, figures, tables, folded code, solutions
@@ -22,22 +19,6 @@ FOCUS = """() => {
         colour: getComputedStyle(e).outlineColor,
         after: !last || Boolean(last.compareDocumentPosition(e) & 4)}; // it follows
 }"""
-
-
-def article(page):
-    return page.select_one("article.bd-article")
-
-
-def test_headings_go_down_one_level_at_a_time_from_one_title(pages):
-    wrong = {}
-    for name, page in pages.items():
-        if not article(page):
-            continue
-        levels = [int(tag.name[1]) for tag in article(page).find_all(re.compile("^h[1-6]$"))]
-        steps = [b for a, b in pairwise(levels) if b > a + 1]
-        if steps or levels.count(1) > 1:
-            wrong[name] = levels
-    assert wrong == {}
 
 
 def test_the_tab_key_reaches_every_kind_of_control_and_shows_where_it_is(opened):

@@ -24,18 +24,6 @@ KINDS = (
 
 pytestmark = pytest.mark.slow
 
-# How wide the page is, how small its smallest code in view; of the cells of exercises, how many
-# there are, how many have a line that is cut off, and how many would break or hide one
-FITS = """() => {
-    const all = (selector) => [...document.querySelectorAll(selector)];
-    const seen = (selector) => all(selector).filter(e => e.checkVisibility());
-    const cells = seen('.exercise .cell_input pre'), style = (e) => getComputedStyle(e);
-    return [document.documentElement.scrollWidth,
-        Math.min(99, ...seen('.bd-article pre').map(e => parseFloat(style(e).fontSize))),
-        cells.length, cells.filter(e => e.scrollWidth > e.clientWidth).length,
-        cells.filter(e => style(e).whiteSpace != 'pre' || style(e).overflowX != 'auto').length];
-}"""
-
 # The page hears a little later that the system has another theme.
 THEME = """async (theme) => {
     for (let i = 0; i < 5000 && document.documentElement.dataset.theme != theme; i++)
@@ -91,24 +79,6 @@ def test_a_page_of_each_kind_asks_nobody_fits_the_window_and_keeps_no_reader_out
     assert errors == []
     page.evaluate(ONE_OF_A_KIND)
     assert_axe_finds_nothing(page, axe)
-    page.close()
-
-
-def test_at_any_width_no_page_scrolls_sideways_code_is_large_enough_and_exercises_keep_their_lines(
-    browser, address, pages
-):
-    page = browser.new_page(reduced_motion="reduce")
-    wrong, exercises = {}, 0
-    for name in pages:
-        page.goto(address + name)
-        for width in (320, 620, 768, 1000, DESKTOP):
-            page.set_viewport_size({"width": width, "height": 800})
-            wide, small, cells, cut_off, styles = page.evaluate(FITS)
-            exercises += cells
-            if wide > width or small < 13.5 or styles or (cut_off and width == DESKTOP):
-                wrong[name, width] = wide, small, cut_off, styles
-    assert wrong == {}
-    assert exercises > 5 * 30
     page.close()
 
 

@@ -1,12 +1,26 @@
-"""What the files of the built site say, without a browser to show them."""
+"""What the files of the built site say, without a browser to show them.
 
+All tests that read every page stand here: reading them takes long, and one process does it once.
+"""
+
+import importlib
+import inspect
 import json
 import re
+from collections import Counter
 from copy import copy
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 import yaml
 from running import ROOT
+
+SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "book/api").glob("*.md"))
+MODULES = re.findall(r"automodule:: (\S+)", SOURCES)
+# Of HTML and of SVG.
+ATTRIBUTES = ("href", "src", "xlink:href", "action", "poster", "data")
 
 pytestmark = pytest.mark.slow
 
@@ -149,3 +163,100 @@ def test_the_search_index_has_the_message_of_every_error_on_a_page(index):
             if line not in texts[f"notebooks/{notebook.stem}.html"]:
                 missing.append(f"{notebook.stem}: {line}")
     assert missing == []
+
+
+def article(page):
+    return page.select_one("article.bd-article")
+
+
+def test_headings_go_down_one_level_at_a_time_from_one_title(pages):
+    wrong = {}
+    for name, page in pages.items():
+        if not article(page):
+            continue
+        levels = [int(tag.name[1]) for tag in article(page).find_all(re.compile("^h[1-6]$"))]
+        steps = [b for a, b in pairwise(levels) if b > a + 1]
+        if steps or levels.count(1) > 1:
+            wrong[name] = levels
+    assert wrong == {}
+
+
+def public(module):
+    """What a module offers: ``__all__``, or all that it defines and that has no underscore."""
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(thing) or inspect.isclass(thing))
+        and thing.__module__ == module.__name__
+    ]
+    return {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+
+
+def test_every_public_name_of_a_module_with_a_page_has_exactly_one_entry(pages):
+    counts = Counter(
+        term["id"]
+        for name, page in pages.items()
+        if name.startswith("book/api/")
+        for term in page.select("dt.sig[id]")
+    )
+    expected = set().union(*(public(importlib.import_module(name)) for name in MODULES))
+    assert {name: counts[name] for name in expected if counts[name] != 1} == {}
+    assert {name: count for name, count in counts.items() if count > 1} == {}
+
+
+def test_no_page_loads_an_index_before_somebody_searches(site, pages):
+    assert not (site / "searchindex.js").exists()
+    for page in pages.values():
+        scripts = {tag["src"].partition("?")[0] for tag in page.find_all("script", src=True)}
+        scripts = {Path(source).name for source in scripts}
+        assert not scripts & {"searchindex.js", "searchtools.js", "search_index.js"}
+        assert "search.js" in scripts
+
+
+@pytest.fixture(scope="module")
+def anchors(pages):
+    return {name: {tag["id"] for tag in page.find_all(id=True)} for name, page in pages.items()}
+
+
+def targets(page):
+    for attribute in ATTRIBUTES:
+        for tag in page.find_all(attrs={attribute: True}):
+            yield tag[attribute]
+    for tag in page.find_all("meta", {"http-equiv": "refresh"}):
+        yield tag["content"].partition("url=")[2]
+
+
+def leads_nowhere(site, anchors, name, target, root="/"):
+    address, anchor = urldefrag(target)
+    if urlsplit(address).scheme or address.startswith("//"):
+        return False
+    path = unquote(urlsplit(address).path)
+    top = site if path.startswith("/") else (site / name).parent
+    file = (top / path.removeprefix(root).lstrip("/")).resolve() if path else site / name
+    if not file.is_file():
+        return True
+    known = anchors.get(file.relative_to(site).as_posix(), set())
+    return bool(anchor) and file.suffix == ".html" and unquote(anchor) not in known
+
+
+def test_every_internal_link_and_anchor_resolves(site, pages, anchors):
+    root = pages["404.html"].html["data-content_root"]  # where the site is on its host
+    broken = [
+        f"{name}: {target}"
+        for name, page in pages.items()
+        for target in targets(page)
+        if leads_nowhere(site, anchors, name, target, root)
+    ]
+    assert broken == []
+
+
+def test_only_the_page_for_dead_links_has_addresses_from_the_top(pages):
+    from_top = {name for name, page in pages.items() for link in targets(page) if link[:1] == "/"}
+    assert from_top == {"404.html"}
+
+
+def test_every_hit_leads_to_a_section_that_is_there(index, pages):
+    for page, _title, sections in index:
+        anchors = {tag["id"] for tag in pages[page].find_all(id=True)}
+        assert {anchor for _heading, anchor, *_ in sections} - anchors == set()

@@ -113,12 +113,6 @@ def test_of_a_long_text_the_beginning_is_looked_for_and_no_word_is_put_right(ope
     opened.goto(opened.address)
 
 
-def test_every_hit_leads_to_a_section_that_is_there(index, pages):
-    for page, _title, sections in index:
-        anchors = {tag["id"] for tag in pages[page].find_all(id=True)}
-        assert {anchor for _heading, anchor, *_ in sections} - anchors == set()
-
-
 def test_what_the_calculators_answer_at_first_is_not_found_but_what_they_are_for_is(index):
     page = next(sections for page, _, sections in index if page == "book/will_it_fit.html")
     texts = " ".join(text for _heading, _anchor, _weight, text, _asked in page)
@@ -254,12 +248,3 @@ def test_what_is_loading_or_cannot_be_loaded_is_said(visit):
     page = visit("search.html", without="**/search_index.js")
     page.fill(".bd-search-container input", "tensor")
     page.locator(".bd-search-container .search-says", has_text="could not be loaded").wait_for()
-
-
-def test_no_page_loads_an_index_before_somebody_searches(site, pages):
-    assert not (site / "searchindex.js").exists()
-    for page in pages.values():
-        scripts = {tag["src"].partition("?")[0] for tag in page.find_all("script", src=True)}
-        scripts = {Path(source).name for source in scripts}
-        assert not scripts & {"searchindex.js", "searchtools.js", "search_index.js"}
-        assert "search.js" in scripts
