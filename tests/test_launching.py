@@ -16,7 +16,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -345,17 +344,26 @@ def test_a_rank_that_aborts_because_another_is_gone_is_not_blamed():
             launch(work, last_words, timeout=HANG)
 
 
-def test_a_rank_that_is_killed_while_it_sends_its_result_is_named():
+@pytest.mark.parametrize(
+    ("sent", "timeout", "error", "message"),
+    [
+        (signal.SIGKILL, HANG, LaunchError, "rank 1 of 2 was killed by SIGKILL$"),
+        (signal.SIGSTOP, 10, TimeoutError, "rank 1 of 2 still running after 10 s"),
+    ],
+)
+def test_a_rank_that_is_killed_or_stopped_while_it_sends_its_result_is_named(
+    sent, timeout, error, message
+):
     def work():
-        def half(connection, data, send=Connection._send):
-            send(connection, data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-
+        frame = sys._getframe()
+        while frame.f_code.co_name != "_run_rank":
+            frame = frame.f_back
         if dist.get_rank() == 1:
-            Connection._send = half
+            os.write(frame.f_locals["result"].fileno(), b"\0\0\0\x09half")
+            os.kill(os.getpid(), sent)
 
-    with pytest.raises(LaunchError, match=r"^rank 1 of 2 was killed by SIGKILL$"):
-        launch(work, timeout=HANG)
+    with pytest.raises(error, match=f"^{message}"):
+        launch(work, timeout=timeout)
 
 
 @pytest.mark.parametrize(

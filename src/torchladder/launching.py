@@ -48,6 +48,7 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch")
 GRACE = 2.0  # seconds for the ranks to say what happened to them, and to leave, once one has failed
 KEPT = 10_000_000  # bytes of what a rank prints: of more, the last
+LENGTH = 8  # bytes before a reply, which tell its length: see `_read_reply`
 STARTING = threading.Lock()  # one launch at a time: see `_no_main_module`
 
 
@@ -206,6 +207,7 @@ class _Rank:
     # It is shown in pieces, and a piece may end within a character.
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     alive: bool = True  # as far as is known: see `_alive`
+    received: bytearray = field(default_factory=bytearray)  # of its reply, so far
     reply: bytes | LaunchError | None = None  # what it returned, pickled; or why it did not
 
     @property
@@ -269,11 +271,8 @@ def _read(r: _Rank) -> None:
     """Take what a rank has printed, its reply, or the news of its death."""
     alive = _alive(r)  # first: what it wrote before it died is then in the pipes
     _read_prints(r)
-    while not r.result.closed and r.result.poll():
-        try:
-            r.reply = cloudpickle.loads(r.result.recv_bytes())
-        except (EOFError, OSError):  # it has ended, perhaps in the middle
-            r.result.close()
+    while _read_reply(r) and not alive:
+        pass
     if not alive and not r.reply:
         r.reply = LaunchError(f"{r.name} {_death(r)}", r.rank)
 
@@ -300,6 +299,21 @@ def _read_prints(r: _Rank) -> None:
         _show(r.decoder.decode(piece))
     if not piece:
         r.output.close()
+
+
+def _read_reply(r: _Rank) -> bool:
+    """Take what is there of a reply; whether there was any. A rank may stop, or end, within it."""
+    if r.result.closed or not r.result.poll():
+        return False
+    piece = os.read(r.result.fileno(), 2**20)
+    r.received += piece
+    size = int.from_bytes(r.received[:LENGTH], "big")
+    if len(r.received) == LENGTH + size > LENGTH:
+        r.reply = cloudpickle.loads(memoryview(r.received)[LENGTH:])
+        r.received = bytearray()  # a result may be large
+    if not piece:
+        r.result.close()
+    return bool(piece)
 
 
 def _show(text: str) -> None:
@@ -503,7 +517,10 @@ def _run_rank(
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the function may have closed or replaced it
             stream.flush()
-    result.send_bytes(_to_bytes(reply))
+    reply = _to_bytes(reply)
+    with os.fdopen(result.fileno(), "wb", closefd=False) as pipe:
+        pipe.write(len(reply).to_bytes(LENGTH, "big"))
+        pipe.write(reply)
     atexit._run_exitfuncs()  # of a failure, which must not wait for them
     # With all that it has started, such as a data loader's workers. Not sys.exit, even without
     # them: gloo's threads may still run, and would abort the process (SIGABRT).
