@@ -601,17 +601,26 @@ def test_the_speed_up_is_that_of_chapter_14():
 # --- answering ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [16, 4])
-def test_each_token_reads_the_weights_once_and_the_cache_of_each_request(bits):
+@pytest.mark.parametrize(("bits", "gpus"), [(16, 1), (4, 1), (16, 4)])
+def test_each_token_reads_the_weights_once_and_the_cache_of_each_request(bits, gpus):
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 176, "vocabulary": 1000}
     model = transformer(**sizes, sequence=8, block="llama", tied=False)
     weights = 2 * model.largest_block * bits / 8 + 2 * (2 * 64_000 + 64)  # tables keep 16 bits
     read = weights - 2 * 64_000
     cache = 2 * (2 * 2 * 2 * 16) * 100  # chapter 18 counts it
-    found = serving(model, tokens=100, memory=(weights + 3.5 * cache) / 0.9, bandwidth=1, bits=bits)
-    assert found[:3] == (weights, cache, 3)
-    assert found[3:] == pytest.approx((1 / (read + cache), 3 / (read + 3 * cache)))
-    assert serving(model, tokens=100, memory=weights, bandwidth=1, bits=bits)[2:] == (0, 0, 0)
+    one = gpus / (read + cache)
+    for memory, requests, rates in [
+        (
+            ((weights + 3.5 * cache) / gpus + 2 * 2**30) / 0.9,
+            3,
+            (one, 3 * gpus / (read + 3 * cache)),
+        ),
+        ((weights + 1.01 * cache) / gpus + 2**29, 0, (one, 0)),  # with half a GiB free, for CUDA
+        ((weights + 0.99 * cache) / gpus + 2**29, 0, (0, 0)),
+    ]:
+        found = serving(model, tokens=100, memory=memory, bandwidth=1, bits=bits, gpus=gpus)
+        assert found[:3] == (weights, cache, requests)
+        assert found[3:] == pytest.approx(rates)
 
 
 def test_of_experts_a_token_reads_those_that_it_meets():
@@ -620,7 +629,7 @@ def test_of_experts_a_token_reads_those_that_it_meets():
     weights, cache = 2 * model.parameters, 2 * model.cached
 
     def answers(count):
-        memory = (weights + (count + 0.5) * cache) / 0.9
+        memory = (weights + (count + 0.5) * cache + 2 * 2**30) / 0.9
         return serving(model, tokens=1, memory=memory, bandwidth=1)
 
     assert answers(1).one == pytest.approx(1 / (2 * model.active + cache))

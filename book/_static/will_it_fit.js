@@ -3,12 +3,12 @@
 // words are in the page itself: labels, tables, phrases.
 (() => {
   const PARTS = ["parameters", "gradients", "optimizer", "activations", "casts", "communication", "step"];
-  const SIZES = ["layers", "hidden", "heads", "sequence", "vocabulary"];
+  const SIZES = ["layers", "hidden", "heads", "vocabulary", "sequence"];
   const MIXED = ["experts", "chosen"];
   const USUAL = ["kv_heads", "mlp", "head_size", ...MIXED]; // 0 is what a GPT has
-  const COUNTED = ["kind", "architecture", "tied", ...SIZES, ...USUAL]; // a change counts parameters anew
+  const COUNTED = ["kind", "architecture", "tied", ...SIZES.slice(0, 4), ...USUAL]; // a change counts parameters anew
   const COLUMNS = { one: 0, ddp: 1, fsdp: 3, hsdp: 4 }; // of the table of memory, whose third is ZeRO-2
-  const RUNGS = ["ddp", "fsdp", "hsdp"];
+  const [RUNGS, USUALLY] = [["ddp", "fsdp", "hsdp"], [2, 4, 8, 16, 32, 64]]; // GPUs
   const OFFLOADED = "held=blocks";
   // What one may do if a model does not fit, each by a change of fields
   const CURES = {
@@ -248,24 +248,23 @@
     const [name, memory] = found("fits") ?? found("close") ?? ways(on, gpus).at(-1);
     const kind = verdict(memory, have);
     const gaps = { rung: phrase(name, { gpus }), have: inBytes(have), ...amounts(memory) };
-    const sentence = phrase(kind, gaps);
-    if (kind === "fits") return [kind, sentence, untested(gpus)];
+    if (kind === "fits") return [kind, phrase(kind, gaps), untested(gpus)];
     const [end, count] = enough(on, gpus, have);
     const more = phrase(end, { ...gaps, gpus: fixed(count) });
-    return [kind, sentence, ...cures(gpus, have, kind), more, phrase("host"), untested(gpus)];
+    return [kind, phrase(kind, gaps), ...cures(gpus, have, kind), more, phrase("host"), untested(gpus)];
   }
 
-  /** From how many GPUs on FSDP fits, more than these; or that it never does, up to how many. */
+  /** From how many GPUs on, more than these, FSDP does better; or that it never does, up to how many. */
   function enough(on, gpus, have) {
-    const fits = (count) => verdict(on(count)[COLUMNS.fsdp], have) === "fits";
-    const [step, most] = [sharing(), parse(fields.get("gpus")[0].dataset.to)];
-    let [less, more] = [gpus, most - (most % step)];
-    if (!fits(more)) return ["never", more];
+    const [step, kind] = [sharing(), (count) => verdict(on(count)[COLUMNS.fsdp], have)];
+    let [less, more] = [gpus, step * Math.floor(parse(fields.get("gpus")[0].dataset.to) / step)];
+    const best = kind(more);
+    if (best !== "fits" && best === kind(gpus)) return [`never-${best}`, more];
     while (more - less > step) {
       const middle = less + step * Math.floor((more - less) / step / 2);
-      [less, more] = fits(middle) ? [less, middle] : [middle, more];
+      [less, more] = kind(middle) === best ? [less, middle] : [middle, more];
     }
-    return ["enough", more];
+    return [`enough-${best}`, more];
   }
 
   /** What of the settings was not measured with. */
@@ -418,8 +417,7 @@
       percent: fixed((100 * gain(n, rung)) / n), one: phrase(verdict(on(n)[0], have) === "not" ? "one-not" : "one-fits"),
       ms: rough((1e3 * seconds * accumulation * (options.scaling === "weak" ? n : 1)) / gain(n, rung)),
     });
-    const usual = [2, 4, 8, 16, 32, 64].filter((n) => n % sharing() === 0);
-    const counts = [...new Set([...usual, Math.max(2, gpus)])].sort((a, b) => a - b);
+    const counts = [...new Set([...USUALLY.filter((n) => n % sharing() === 0), Math.max(2, gpus)])].sort((a, b) => a - b);
     table.tBodies[0].replaceChildren(...counts.map((n) => {
       const words = RUNGS.flatMap((rung) => [phrase(`${kind(n, rung)}-cell`, gaps(n, rung)), gaps(n, rung).gain]);
       return make("tr", n === gpus && "chosen", ...[n, ...words].map((word) => make("td", "text-right", word)));
@@ -445,8 +443,7 @@
     const range = from && trains ? phrase("range", { low: rate(slow).tokens, high: rate(fast).tokens }) : "";
     const who = trains && phrase(gpus > 1 ? "many-train" : "one-trains", gaps(chosen, lead ?? "ddp"));
     const told = trains ? ` ${phrase(`rate-${text("kind")}`, { who, ...rate(seconds), range })}` : "";
-    const below = one(".speed-sent p");
-    const offload = are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : "";
+    const [below, offload] = [one(".speed-sent p"), are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : ""];
     below.textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) + told + offload;
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
@@ -457,17 +454,20 @@
 
   function showServing(table, says) {
     if (text("kind") !== "transformer") throw new Wrong(phrase("only-transformers"));
-    const [memory, bandwidth, tokens] = [number("memory") * 1e9, number("reads") * 1e9, number("context")];
-    const answers = [16, 8, 4].map((bits, row) => {
-      const found = estimating.serving(transformer("bf16"), { memory, bandwidth, tokens, bits, cache_bytes: number("cache_bits") / 8 });
-      const { weights, requests, one, all } = found;
-      const words = { weights: inBytes(weights), count: fixed(requests), one: rough(one), all: rough(all) };
-      Object.values(words).forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word));
-      return { ...found, ...words, cache: inBytes(found.cache), have: inBytes(memory) };
-    });
-    const chosen = answers[fields.get("weight_bits")[0].selectedIndex];
-    say(says, ...(chosen.requests ? ["fits", phrase("serves", chosen)] : ["not", phrase("serves-not", chosen)]));
-    one(".serving-sent a").textContent = phrase(chosen.requests ? "use" : "use-not", chosen);
+    const [model, share, weightBits] = [transformer("bf16"), number("share"), parse(text("weight_bits"))];
+    const [memory, bandwidth, tokens, cache_bytes] = [number("memory") * 1e9, number("reads") * 1e9, number("context"), number("cache_bits") / 8];
+    const serving = (bits, gpus) => estimating.serving(model, { memory, bandwidth, tokens, cache_bytes, bits, gpus });
+    const words = ({ weights, requests, one, all, cache }) =>
+      ({ weights: inBytes(weights), count: fixed(requests), one: rough(one), all: rough(all), cache: inBytes(cache) });
+    [16, 8, 4].forEach((bits, row) => Object.values(words(serving(bits, share))).slice(0, 4)
+      .forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word)));
+    const found = serving(weightBits, share);
+    const kind = found.requests ? "fits" : found.one ? "close" : "not";
+    const gpus = USUALLY.find((count) => count > share && serving(weightBits, count).requests);
+    const where = phrase(share > 1 ? "together" : "one", { gpus: share });
+    const gaps = { ...words(found), where, more: gpus ? phrase("would-do", { gpus }) : "" };
+    say(says, kind, phrase(`serves-${kind}`, gaps));
+    one(".serving-sent a").textContent = phrase(`use-${kind}`, gaps);
   }
 
   // --- start ---

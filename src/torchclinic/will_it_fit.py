@@ -474,17 +474,15 @@ def speed_up(
         summed = nbytes if gradients is None else gradients
         exchange += all_reduce_seconds(summed, machines, *network)
     batches = accumulation if rung == "ddp" else 1
-    step = (batches - 1) * share + step_seconds(share, exchange, overlap)
+    step = batches * share + max(0.0, exchange - overlap * share)
     return world_size * batches * share / step
 
 
-def step_seconds(computing: float, exchange: float, overlap: float) -> float:
-    """Seconds of a step; a share `overlap` of computing hides what is exchanged."""
-    return computing + max(0.0, exchange - overlap * computing)
-
-
 class Serving(NamedTuple):
-    """Bytes of the weights and of a request's KV cache; requests that fit; tokens a second."""
+    """Bytes of the weights and of a request's KV cache; requests that fit; tokens a second.
+
+    `requests` is 0 and `one` is not if a request fits that leaves no more than `CONTEXT` free.
+    """
 
     weights: float
     cache: float
@@ -501,20 +499,23 @@ def serving(
     bandwidth: float,
     bits: float = 16,
     cache_bytes: float = 2,
+    gpus: int = 1,
 ) -> Serving:
-    """How many requests one GPU answers at a time, and how fast at most.
+    """How many requests one GPU answers at a time, or several together, and how fast at most.
 
     Parameters
     ----------
     tokens : float
         Of a request and its answer together, all in the cache.
     memory, bandwidth : float
-        Bytes, of which a tenth stays free, and bytes a second.
+        Of a GPU: bytes, of which a tenth and `CONTEXT` stay free, and bytes a second.
     bits, cache_bytes : float
         Of a weight in the layers, and of a number in the cache. Embedding tables keep 16 bits,
-        as bitsandbytes, GPTQ and AWQ leave them; the scales of the others are left out. For each
-        new token a GPU reads all weights, but of an input table one row, and the caches of all
-        requests; of experts, those that one of the requests' tokens meets.
+        as bitsandbytes, GPTQ and AWQ leave them; the scales of the others are left out. A new
+        token reads all weights (of an input table one row, of experts those that one of the
+        requests' tokens meets) and the caches of all requests.
+    gpus : int
+        That share each layer (tensor parallelism). What they send each other is left out.
 
     Examples
     --------
@@ -522,18 +523,19 @@ def serving(
     >>> sizes |= {"sequence": 8192, "vocabulary": 128256, "block": "llama", "tied": False}
     >>> found = serving(transformer(**sizes), tokens=8192, memory=80e9, bandwidth=2039e9)
     >>> found.requests, round(found.one), round(found.all)
-    (52, 127, 1497)
+    (50, 127, 1484)
     """
     weights = (model.parameters - model.root) * bits / 8 + 2 * model.root
     cache = model.cached * cache_bytes * tokens
-    requests = max(0, int((0.9 * memory - weights) / cache))
+    requests = max(0, int((gpus * (0.9 * memory - CONTEXT[1]) - weights) / cache))
 
     def rate(n):
         unread = model.experts * (1 - model.share) ** n  # as if each token chose at random
         read = weights - 2 * model.lookup - unread * bits / 8
-        return n * bandwidth / (read + n * cache) if requests else 0.0
+        return n * gpus * bandwidth / (read + n * cache)
 
-    return Serving(weights=weights, cache=cache, requests=requests, one=rate(1), all=rate(requests))
+    one = 0.0 if gpus * (memory - CONTEXT[0]) < weights + cache else rate(1)
+    return Serving(weights=weights, cache=cache, requests=requests, one=one, all=rate(requests))
 
 
 def _check(**chosen) -> None:

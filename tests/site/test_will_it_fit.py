@@ -83,7 +83,7 @@ CALLS = {
     "on_the_gpu": ([[9e9]], {}),
     "serving": ([MODELS], {
         "tokens": [999], "memory": [1e9, 80e9], "bandwidth": [2e12], "bits": [4, 16],
-        "cache_bytes": [1, 2],
+        "cache_bytes": [1, 2], "gpus": [1, 4],
     }),
     "speed_up": ([[0.1], [1e8], [1, 2, 8, 4096], [2e-5], [5e9]], {
         "overlap": [0, 0.67], "scaling": ["weak", "strong"], "rung": ["ddp", "fsdp", "hsdp"],
@@ -177,6 +177,9 @@ def test_the_page_says_from_how_many_gpus_on_fsdp_fits(page):
     for link, words in {
         "model=llama-8b&gpu=rtx4090&gpus=1": "FSDP fits from 727 GPUs on",
         "model=70b&gpu=t4&batch=64": "FSDP does not fit on 4,096 GPUs either",
+        # that it does not is not known of what has run: simplescaling/s1#13
+        "model=qwen-32b&gpu=h100-80&sequence=20480": "FSDP may fit from 10 GPUs on",
+        "model=qwen-32b&gpu=h100-80&sequence=20480&gpus=16": "with more GPUs it is no surer",
         BY_HAND: "FSDP fits from 2 GPUs on",
     }.items():
         follow(page, link, case="")
@@ -270,6 +273,34 @@ def test_speeds_that_others_measured_are_within_a_quarter_of_what_is_said(page):
         follow(page, link, case="")
         said = re.search(r" ([\d,]+) tokens per", page.locator(".speed-sent").inner_text())[1]
         assert 0.8 <= int(said.replace(",", "")) / tokens <= 1.25, thread
+
+
+def test_the_caches_that_vllm_held_are_within_half_of_what_is_said(page):
+    for link, (tokens, thread) in REPORTS["tokens in the cache"].items():
+        follow(page, f"{link}&context=1", case="")
+        said = re.search(r"The ([\d,]+) that fit", page.locator(".serving-says").inner_text())[1]
+        assert 0.8 <= int(said.replace(",", "")) / tokens <= 1.5, thread
+
+
+def test_gpus_that_share_each_layer_hold_and_read_more_and_the_page_says_how_many_would_do(page):
+    says, use = (page.locator(f".serving-{part}") for part in ("says p", "sent a"))
+    two = "model=qwen-32b&gpu=rtx4090&weight_bits=8&context=18144"  # LMCache/LMCache#1241
+    follow(page, two, case="")
+    assert says.get_attribute("data-verdict") == "not"
+    assert use.inner_text().endswith("GB of weights; 2 GPUs together would do")
+    rates = []
+    for share, context, verdict in (
+        ("2", 18144, "fits"),
+        ("2", 32768, "close"),
+        ("4", 18144, "fits"),
+    ):
+        follow(page, f"{two}&share={share}&context={context}", case="")
+        assert says.get_attribute("data-verdict") == verdict
+        assert f"on {share} GPUs together" in use.inner_text()
+        rates.append(float(re.search(r"most ([\d.]+) tokens", says.inner_text())[1]))
+    assert rates[2] == pytest.approx(2 * rates[0], rel=0.01)
+    follow(page, "model=qwen-32b&gpu=rtx3090&weight_bits=4", case="")
+    assert use.inner_text().startswith("To use it: maybe, on one GPU")
 
 
 def test_a_sequence_that_gpus_share_costs_each_its_share_and_one_gpu_all_of_it(page):
@@ -433,6 +464,7 @@ def test_layers_and_hidden_size_count_the_parameters(page):
     shown["layers"].fill("24")
     assert [field.input_value() for field in shown.values()] == ["1.31B", "50.4M", "24", "own"]
     shown["params"].fill("1.4B")  # a real model may differ from the formula
+    page.locator("#fit-sequence").fill("2048")  # and keeps what was said of it
     link = page.evaluate("location.hash.slice(1)")
     follow(page, "")
     follow(page, link)
