@@ -12,7 +12,7 @@
   // How a dump of PyTorch's flight recorder, a pickle, begins, in so many letters.
   const DUMP = /^\ufffd\x02\}(?=.*version).*(entries|pg_config)/s, START = 4096;
   const COPIED = 20; // letters of code in a cure that are worth a button
-  const MANY = 8; // other cases than the log's, as in cases.py; more stand only in the entry
+  const FEW = 4; // cases that are seen at once; of more, the others are in a fold
   const EXAMPLE = `[rank0]: Traceback (most recent call last):
 [rank0]:   File "predict.py", line 12, in <module>
 [rank0]:     model.load_state_dict(torch.load("best.pt"))
@@ -96,36 +96,40 @@
     for (const code of all("code.literal", fix).filter((code) => code.textContent.length >= COPIED && !isQuoted(code))) {
       const button = Object.assign(make("button", "copy-code"), { ariaLabel: phrase("copy") });
       button.addEventListener("click", () => navigator.clipboard.writeText(code.textContent).then(() => { button.ariaLabel = phrase("copied"); }));
-      const next = code.nextSibling;
-      if (/^[.,;:]/.test(next?.data)) next.splitText(1);
-      (next?.data?.length === 1 ? next : code).after(" ", button);
+      let text = code;
+      while (text.lastChild) text = text.lastChild;
+      code.append(make("span", "copied", text.splitText(text.data.search(/\S{1,12}$/)), button)); // which no line parts
     }
     return fix;
   }
 
-  /** What to do: before all else the `cases` that the log is about; of MANY others, none. */
+  /** What to do: before all else the `cases` that the log is about; of many others, those beyond the first in a fold. */
   function cure(id, cases) {
     const fix = copyOf(id, "fix");
     const bullets = all(":scope > ul:first-of-type > li", fix);
+    const others = bullets.filter((_, which) => !cases.includes(which));
+    if (others.length > FEW) {
+      const rest = others.slice(cases.length ? 0 : FEW - 1), list = rest[0].parentElement;
+      list[cases.length ? "replaceWith" : "after"](make("details", "", make("summary", "", phrase("cases", { count: rest.length })), make("ul", "", ...rest)));
+    }
     if (cases.length > 0) {
-      if (bullets.length - cases.length > MANY) bullets[0].parentElement.remove();
       one("p", fix).prepend(phrase("otherwise"), " ");
       fix.prepend(make("ul", "", ...cases.map((which) => bullets[which])));
     }
     return withButtons(fix);
   }
 
-  /** The reader's own line, what it means, what to do; then in a fold why it is this entry. */
+  /** What it means, what to do, the reader's own lines; then in a fold why it is this entry. */
   function answer({ id, kind, lines, cases, program }, why) {
     const more = linkTo(id);
     more.replaceChildren(phrase("more"));
     return make("li", `match ${kind}`,
-      ...lines.map(logLine),
-      ...yours(program),
       make("h2", "", linkTo(id)),
       copyOf(id, "cause"),
-      make("div", "do", make("p", "", make("strong", "", phrase("do"))), cure(id, cases)),
+      make("div", "do", make("p", "", make("strong", "", cases.length ? phrase("do-ours") : phrase("do"))), cure(id, cases)),
       ...(kind === "warning" ? [make("p", "", phrase("warning"))] : []),
+      ...lines.map(logLine),
+      ...yours(program),
       ...(why.length ? [make("details", "match-why", make("summary", "", phrase("why")), make("p", "", ...why))] : []),
       make("p", "match-more", more));
   }

@@ -230,7 +230,7 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     told = match.inner_text()
     first = letters(told).find(letters("line 6"))
     parts = [letters(told).find(letters(part)) for part in (PREFIX.title, *PREFIX.in_brief)]
-    assert 0 <= first < parts[0] < parts[1] < parts[2] < letters(told).find("Whythisone")
+    assert 0 <= parts[0] < parts[1] < parts[2] < first < letters(told).find("Whythisone")
     assert "This more general entry also matches: Missing and unexpected keys" in told
     assert "line 6" in told
     assert "onerror=alert(1)>" in told
@@ -346,6 +346,27 @@ def test_of_several_cases_the_one_that_the_log_names_comes_first_as_in_the_termi
     shown = letters(page.locator(".match .error-fix").first.inner_text())
     assert "Otherwise" in shown
     assert letters(errors.explain(log).split("\nDo:")[1]).startswith(shown)
+    assert "Do, by what your log says:" in page.locator(".match .do").inner_text()
+
+
+@pytest.mark.parametrize(("free", "first"), [("1.10 GiB", True), ("1.10 MiB", False)])
+def test_of_many_cases_those_of_the_log_are_seen_or_the_first_and_the_others_unfold(
+    page, free, first
+):
+    log = f"OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. {free} is free."
+    page.locator("#log").fill(log)
+    fix, items = page.locator(".match .error-fix"), page.locator(".match .error-fix li")
+    fix.wait_for()
+    error = CATALOGUE["cuda-out-of-memory"]
+    assert items.count() == len(cases.bullets(error))
+    assert items.first.inner_text().startswith("Gigabytes were free") == first
+    assert sum(case.is_visible() for case in items.all()) == (1 if first else 3)
+    assert ("by what your log says" in page.locator(".match .do").inner_text()) == first
+    told = letters(errors.explain(log).split("\nDo:")[1].partition("\nMore:")[0])
+    fix.locator("summary").click()
+    assert all(case.is_visible() for case in items.all())
+    fix.locator("summary").evaluate("summary => summary.remove()")
+    assert letters(fix.inner_text()).startswith(told)
 
 
 def test_files_come_into_the_field_and_dumps_are_sent_to_a_terminal(page, tmp_path):
@@ -405,7 +426,7 @@ def test_a_long_log_is_read_while_the_page_goes_on_and_the_field_has_its_end(vis
     page.wait_for_function("n => document.querySelectorAll('.match').length == n", arg=len(found))
     assert page.evaluate("ticks") > 0
     assert ids_of(page.locator(".match h2 a")) == [match.error.id for match in found]
-    lines = page.locator(".match .log-line:first-child")
+    lines = page.locator(".match :not(.log-line) + .log-line")
     told = [line.partition(" ")[2].partition("\n")[0] for line in lines.all_inner_texts()]
     assert told == [str(match.line) for match in found]
     marks = lines.evaluate_all("all => all.map(line => line.querySelectorAll('mark').length)")
@@ -458,7 +479,7 @@ def test_a_file_without_end_or_without_text_or_unreadable_is_refused_and_one_of_
 def test_long_code_of_a_cure_is_copied_with_a_button(visit):
     page = visit(OPENED, permissions=["clipboard-read", "clipboard-write"])
     page.locator("#log").fill(LOG)
-    code = page.locator(".match .do code:has(+ .copy-code)").first
+    code = page.locator(".match .do code:has(.copy-code)").first
     page.get_by_role("button", name="Copy", exact=True).first.click()
     page.get_by_role("button", name="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == code.text_content()
@@ -467,7 +488,7 @@ def test_long_code_of_a_cure_is_copied_with_a_button(visit):
 def test_what_a_cure_quotes_of_a_log_has_no_button(page):
     page.locator("#log").fill("Engine core initialization failed. See root cause above")
     page.wait_for_selector(".match")
-    assert page.locator(".match .do code:has(+ .copy-code)", has_text="Engine core").count() == 0
+    assert page.locator(".match .do code:has(.copy-code)", has_text="Engine core").count() == 0
     assert page.locator(".match .do code", has_text="Engine core").count() == 1
 
 
