@@ -148,6 +148,7 @@ def test_the_tables_are_what_the_script_shows(page, site):
         "memory-says",
         "memory-table",
         "speed-says",
+        "speed-brief",
         "speed-sent",
         "speed-table",
         "serving-sent",
@@ -282,6 +283,13 @@ def test_the_caches_that_vllm_held_are_within_half_of_what_is_said(page):
         assert 0.8 <= int(said.replace(",", "")) / tokens <= 1.5, thread
 
 
+def test_no_answer_that_others_measured_is_faster_than_the_most_that_is_said(page):
+    for link, (rate, thread) in REPORTS["tokens per second of an answer"].items():
+        follow(page, f"{link}&context=1", case="")
+        most = re.search(r"most ([\d.]+) tokens", page.locator(".serving-says").inner_text())[1]
+        assert 0.7 <= rate / float(most) <= 1, thread
+
+
 def test_gpus_that_share_each_layer_hold_and_read_more_and_the_page_says_how_many_would_do(page):
     says, use = (page.locator(f".serving-{part}") for part in ("says p", "sent a"))
     two = "model=qwen-32b&gpu=rtx4090&weight_bits=8&context=18144"  # LMCache/LMCache#1241
@@ -392,7 +400,7 @@ def test_more_tokens_keep_the_model_and_a_mixtures_experts_are_counted(page):
 
 def test_batches_that_add_up_share_an_exchange_and_the_page_offers_it(page):
     follow(page, "model=resnet50&optimizer=momentum&batch=16")
-    says, sent = page.locator(".speed-says p"), page.locator(".speed-sent")
+    says, sent = page.locator(".speed-says p"), page.locator(".speed-more")
     before = float(re.search(r"are ([\d.]+) times", says.inner_text())[1])
     offered = sent.locator(".cure")
     gain = float(re.search(r"DDP ([\d.]+) times", offered.inner_text())[1])
