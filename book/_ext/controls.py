@@ -1,7 +1,7 @@
 """Labelled fields of a calculator, and the phrases that its script puts together.
 
 The directive ``controls`` takes YAML: a ``legend``, a list of ``fields``, and ``more``: a list of
-folded parts, which have a legend and fields, too. A field has a
+folded parts, which have a legend and fields, too, and may be ``open``. A field has a
 ``name`` (that of the setting in the page's script and in links), a ``label``, and either
 ``options``, or ``value`` with the limits ``from`` and ``to``. An option may ``set`` other fields;
 ``if`` says for which options a field is there. The directive ``phrases`` takes a YAML mapping of

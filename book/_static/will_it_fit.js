@@ -59,6 +59,7 @@
   const choices = all("select[data-name]");
   const text = (name) => fields.get(name)[0].value;
   const put = (name, value) => fields.get(name).forEach((field) => (field.value = value));
+  const reveal = (field) => field.closest("details")?.setAttribute("open", "");
   const putAll = (pairs) => pairs.forEach((pair) => put(...pair));
   /** Whether the fields are so: kind=transformer&architecture=llama|qwen3 */
   const are = (wanted) => wanted.split("&").map((one) => one.split("="))
@@ -116,7 +117,7 @@
       error.hidden = !error.textContent;
       error.dataset.verdict = wrong ? "not" : "close";
       field.setAttribute("aria-invalid", Boolean(wrong));
-      if (!error.hidden) error.closest("details")?.setAttribute("open", "");
+      if (!error.hidden) reveal(error);
     }
   }
 
@@ -140,7 +141,7 @@
     }
     const all_sets = target.value === "own" ? [...target.options].map(({ value }) => direct(name, value)) : [];
     for (const set of Object.keys(Object.assign({}, ...all_sets)))
-      fields.get(set).forEach((known) => known.closest("details")?.setAttribute("open", ""));
+      fields.get(set).forEach(reveal);
     if (target.options) putAll(sets(name).filter(([set]) => !(gpusChosen && set === "gpus")));
     if (COUNTED.includes(name))
       putAll(Object.entries(counted()).map(([set, value]) => [set, write(value)]));
@@ -308,7 +309,9 @@
       putAll(Object.entries(changes));
       update();
       writeLink();
-      fields.get(Object.keys(changes)[0])[0].focus({ preventScroll: true }); // the button is gone
+      const [field] = fields.get(Object.keys(changes)[0]);
+      reveal(field);
+      field.focus({ preventScroll: true }); // the button is gone
     });
     return button;
   }
@@ -399,6 +402,8 @@
   }
 
   function showSpeed(table, says) {
+    const more = one(".speed-more");
+    more.replaceChildren();
     const [gpus, seconds, params] = [number("gpus"), computing(), number("params")];
     const [have, on, { lora = params, frozen_bytes = 0, frozen_root_bytes = 0 }] = [number("memory") * 1e9, memories(), adapters()];
     const { root = 0 } = are("kind=transformer") ? transformer("bf16") : {};
@@ -443,11 +448,16 @@
     const range = from && trains ? phrase("range", { low: rate(slow).tokens, high: rate(fast).tokens }) : "";
     const who = trains && phrase(gpus > 1 ? "many-train" : "one-trains", gaps(chosen, lead ?? "ddp"));
     const told = trains ? ` ${phrase(`rate-${text("kind")}`, { who, ...rate(seconds), range })}` : "";
-    const [below, offload] = [one(".speed-sent p"), are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : ""];
-    below.textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) + told + offload;
+    const offload = are(OFFLOADED) || are(UNTESTED.away) ? ` ${phrase("offload-time")}` : "";
+    one(".speed-sent p").textContent = met() + phrase("alone", { ms: ms(seconds), between, ...sent }) + told + offload;
+    const many = gaps(chosen, lead ?? "ddp");
+    const short = (is, n, times) => (is ? Object.values(rates(n, times, seconds)).slice(1, 3) : ["–", "–"]); // tokens, hours
+    const brief = [[ms(seconds), ...short(kind(1, "one") !== "not", 1, 1)], [many.ms, ...short(lead, chosen, gain(chosen, lead ?? "ddp"))]];
+    all(".speed-brief tbody tr").forEach(({ cells }, row) => brief.forEach((column, at) => (cells[at + 1].textContent = column[row])));
+    one(".speed-brief th:last-child").textContent = phrase("several", many);
     const eased = gain(chosen, "ddp", { accumulation: 8 });
     if (lead && kind(chosen, "ddp") !== "not" && eased > 1.1 * gain(chosen, lead))
-      below.append(" ", cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));
+      more.append(cure(phrase("accumulate", { gain: fixed(eased, 2) }), { accumulation: "8" }));
   }
 
   // --- how fast will it answer? ---
@@ -490,7 +500,7 @@
         if (!(error instanceof Wrong)) throw error;
         say(says, "close", phrase("wrong", { what: error.message }));
         figure?.replaceChildren();
-        all(`.${name}-sent :is(p, a)`).forEach((old) => (old.textContent = "–"));
+        all(`.${name}-sent :is(p, a), .${name}-brief td + td`).forEach((old) => (old.textContent = "–"));
         for (const cell of all("tbody td:nth-child(n + 2)", table)) cell.textContent = "–";
       }
       figure?.setAttribute("aria-label", phrase(`${name}-figure`, { sentences: says.textContent }));
@@ -504,6 +514,7 @@
   for (const example of all("[data-settings]"))
     example.append(Object.assign(make("a", "", ...example.childNodes), { href: `#${example.dataset.settings}` }));
   document.addEventListener("input", change);
+  if (matchMedia("(max-width: 700px)").matches) for (const fold of all(".controls details")) fold.open = false;
   addEventListener("hashchange", () => {
     readLink();
     if (location.hash.includes("=")) one(".calculator").scrollIntoView();

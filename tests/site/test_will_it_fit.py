@@ -708,6 +708,41 @@ def seen(page):
     }""")
 
 
+def test_on_a_phone_three_fields_stand_above_the_answer_and_a_cure_unfolds_its_own(visit):
+    page = visit(f"{OPENED}#{ON_ONE}", viewport={"width": PHONE, "height": 844})
+    tops = [
+        page.locator(part).bounding_box()["y"]
+        for part in ("#fit-model", "#fit-gpu", "#fit-gpus", ".memory-more", ".memory-figure")
+    ]
+    assert tops == sorted(tops)
+    for part in ("#fit-gpus", ".memory-says p"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] + box["height"] <= 844, part
+    label, field = (page.locator(f"#fit-gpus{part}").bounding_box() for part in ("-label", ""))
+    assert label["y"] + label["height"] <= field["y"]
+    trained = page.locator("#fit-train")
+    assert not trained.is_visible()
+    page.locator(".memory-more .cure").first.click()
+    assert trained.is_visible()
+    assert page.evaluate("document.activeElement.id") == "fit-train"
+
+
+def test_beside_the_speed_up_stand_the_numbers_of_one_gpu_and_of_all(page):
+    follow(page, "model=gpt2-xl&gpu=a100-80&gpus=4&checkpointing=on")
+    cells = page.locator(".speed-brief tbody tr")
+    numbers = [[float(n.replace(",", "")) for n in re.findall(r"[\d.,]+$|[\d.,]+(?=\t)", row)]
+               for row in cells.all_inner_texts()]  # fmt: skip
+    (alone, step), (one, all_), (slow, fast) = numbers
+    said = page.locator(".speed-says p").inner_text()
+    gain = float(re.search(r"are ([\d.]+) times", said)[1])
+    assert page.locator(".speed-brief th").last.inner_text() == "4 GPUs"
+    assert [4 * alone / step, all_ / one, slow / fast] == pytest.approx([gain] * 3, rel=0.02)
+    follow(page, ON_ONE)  # which trains on no rung
+    assert set(cells.nth(1).locator("td + td").all_inner_texts()) == {"–"}
+    follow(page, "gpus=abc")
+    assert set(page.locator(".speed-brief td + td").all_inner_texts()) == {"–"}
+
+
 def test_extremes_stay_numbers_and_within_a_phone(page):
     page.set_viewport_size({"width": PHONE, "height": 800})
     script = """end => [...document.querySelectorAll("[data-from]")]
