@@ -338,12 +338,19 @@ def oversized(values: Mapping[str, Any]) -> list[str]:
 
 
 def _show_all(views: list[Tensor]) -> bool:
-    """Whether views of a storage together show all of it; those with gaps do not count."""
+    """Whether views of a storage together show all of it."""
     end, views = 0, [each_once(view) for view in views]
+    size = views[0].untyped_storage().nbytes()
     dense = [v for v in views if torch.empty_like(v, device="meta").stride() == v.stride()]
     for start, length in sorted((v.storage_offset() * v.itemsize, v.nbytes) for v in dense):
         end = max(end, start + length) if start <= end else end
-    return bool(end == views[0].untyped_storage().nbytes())
+    if end == size or sum(v.nbytes for v in views) < size:
+        return bool(end == size)
+    seen = torch.zeros(size, dtype=torch.bool)  # each byte: one view may fill another's gaps
+    for v in views:
+        steps = (*(step * v.itemsize for step in v.stride()), 1)
+        seen.as_strided((*v.shape, v.itemsize), steps, v.storage_offset() * v.itemsize).fill_(True)
+    return bool(seen.all())
 
 
 def each_once(tensor: Tensor) -> Tensor:
