@@ -73,7 +73,7 @@ package: $(VENV)/tested
 NBVAL_LAX = $(subst --nbval ,--nbval-lax ,$(NBVAL)) --dist loadscope -p no:randomly -p no:cacheprovider
 simulated: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu 2
 simulated: $(VENV)/tested
-	$(PART) -m "(gpu or multigpu) and not long" -k "not learns_as_well" tests
+	$(PART) -m "(gpu or multigpu) and not long" tests
 	$(PYTEST) $(NBVAL_LAX) notebooks/06_* notebooks/09_* notebooks/both_gpus.ipynb
 
 # Apart, since pure Python takes a third more time for it.
@@ -146,7 +146,7 @@ $(FRAMEWORKS)/installed: tools/locks/frameworks.txt
 GPUS ?= 1 2 4
 test-simulated: SIMULATE = $(BIN)/torchclinic simulate --with-real-gpu $(or $(N),4)
 test-simulated: simulated  ## run all that wants GPUs on simulated ones: the tests, programs and chapters, on 1, 2 and 4
-	$(PYTEST) --dist loadfile -k "not learns_as_well" tests/test_gpt.py tests/test_rungs.py tests/test_gpus.py tests/test_training.py
+	$(PYTEST) --dist loadfile tests/test_gpt.py tests/test_rungs.py tests/test_gpus.py tests/test_training.py
 	for n in $(GPUS); do $(MAKE) --no-print-directory simulated-chapters N=$$n || exit 1; done
 
 # Left out: chapter 07, which measures how much faster a GPU gets, and cells on torch.compile, which does nothing there.
