@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -21,6 +22,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def expanded_buffers_cloned(part: Any) -> Any:
+    """A model whose buffers torch can write to: not to one of `expand`, which is cloned."""
+    for module in part.modules() if isinstance(part, nn.Module) else ():
+        for name, buffer in module._buffers.items():
+            is_plain = buffer is not None and not nn.parameter.is_lazy(buffer)
+            if is_plain and buffer.layout == torch.strided and 0 in buffer.stride():
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    return part
 
 
 def unwrapped(part: Any) -> Any:

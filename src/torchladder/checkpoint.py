@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic.modules import unwrapped
+from torchclinic.modules import expanded_buffers_cloned, unwrapped
 from torchclinic.writing import LEFTOVER, atomic_file, sole_use
 from torchladder import __version__
 
@@ -327,12 +327,7 @@ def load(
     _check_agreement(path.name, checkpoint, parts, run or {})
     # Models last: theirs has been compared, of another part's only the class.
     for name in sorted(parts, key=lambda name: isinstance(parts[name], nn.Module)):
-        part = unwrapped(parts[name])
-        for module in part.modules() if isinstance(part, nn.Module) else ():
-            for key, buffer in module._buffers.items():
-                if buffer is not None and 0 in buffer.stride():  # of `expand`: torch writes to none
-                    module._buffers[key] = buffer.clone(memory_format=torch.contiguous_format)
-        part.load_state_dict(checkpoint[name])
+        expanded_buffers_cloned(unwrapped(parts[name])).load_state_dict(checkpoint[name])
     _set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
     if rank == 0:
         print(_message(path.name, checkpoint, world_size), file=sys.stderr, flush=True)

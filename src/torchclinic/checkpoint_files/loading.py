@@ -16,7 +16,7 @@ from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_
 from torchclinic.checkpoint_files.memory import clash, is_plain, memory_of, ties
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
-from torchclinic.modules import unwrapped
+from torchclinic.modules import expanded_buffers_cloned, unwrapped
 
 UNREADY: dict[str, Callable[[Any], bool]] = {
     "meta": lambda value: getattr(value, "is_meta", False),
@@ -78,7 +78,7 @@ def load_into(
     loaded      2 keys, 2 of them under another name
     other shape 2: 1.weight, 1.bias
     """
-    plain = unwrapped(model)
+    plain = expanded_buffers_cloned(unwrapped(model))
     checkpoint = open_checkpoint(source) if isinstance(source, str | Path) else None
     where, tree = (source, checkpoint.tree) if checkpoint else ("This state dict", source)
     name, at, state = weights.choose(tree, where, key)
