@@ -21,7 +21,7 @@ function isSaid(text) {
 
 /** What somebody says in a text: all of it, or the lines around code and logs. */
 function saidIn(text) {
-  const unsaid = /```[^]*?(?:```|(?![^]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?|(?<![^])\[(?!info|debug|warn|error|rank)[a-z][a-z ./-]{1,20}\](?=[^\n]*\n\n)/gim;
+  const unsaid = /```[^]*?(?:```|(?![^]))|(?<![!-')-~])`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?|(?<![^])\[(?!info|debug|warn|error|rank)[a-z][a-z ./-]{1,20}\](?=[^\n]*\n\n)/gim;
   const said = text.slice(0, 20_000).replace(unsaid, " ");
   if (said === text && isSaid(text)) return text;
   const lines = said.trim().split("\n"), told = lines.filter((line, at) => speaks(line, at === 0) && !PRINTED.test(line)).join("\n");

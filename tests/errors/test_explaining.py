@@ -233,6 +233,9 @@ def test_of_a_post_what_somebody_says_around_a_healthy_log_is_heard(explain):
     told = asking.said_in(f"[BUG] {no_me}![picture](https://x.y/z.png) @somebody\n")
     assert told.strip().startswith("DDP: only")
     assert not set(told).intersection("#[@/")
+    two = "I call `log_dir`, and in our lab the code freezes after the first step, on `rank 0` only"
+    assert asking.said_in(f"{two}\n{TRACEBACK}") == two  # though much stands between two marks
+    assert "net" not in asking.said_in(f"It hangs in `{'net(x) ' * 9}`, at noon\n{TRACEBACK}")
 
 
 TRACEBACK = """  File "ComfyUI/comfy/sd.py", line 140, in __init__
@@ -340,6 +343,11 @@ def test_where_no_entry_is_likely_what_decides_is_asked(explain):
         ("our net only knows one class in Graz", "learning", "- Always one class"),
         ("numbers lower than reported, at our lab", "results", "- Other numbers than a"),
         ("compiled, the net of our lab is slower", "slow", "- Slower with `torch.compile`"),
+        ("it hangs in Graz, where each process binds a free port", "hangs", "- At the start"),
+        ("DDP hangs with multiple cards of ours, only in process 0", "hangs", "- While one rank"),
+        ("our DataParallel leaves some cards' memory at zero", "memory", "- Only on the first"),
+        ("a pretrained net's loss starts at 13 in Graz", "learning", "- Already the first"),
+        ("our lab's net does not converge with grad accum of 8", "learning", "- N times"),
         ("the loop of our lab stands", "", ""),
     ]:
         assert asking.decides(said)[0] == kind, said

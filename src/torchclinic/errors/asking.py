@@ -43,7 +43,8 @@ SPEAKS += r"|it)\b|[\u4e00-\u9fff]{4}"
 SOMEBODY = r"\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b"
 READ, KEPT = 20_000, 1000
 # What nobody says: code, pictures, links, names of people, headings, boxes to tick, tags.
-UNSAID = r"```[\s\S]*?(?:```|(?![\s\S]))|`[^`\n]{60,500}`|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)"
+UNSAID = r"```[\s\S]*?(?:```|(?![\s\S]))|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)"
+UNSAID += r"|(?<![!-')-~])`[^`\n]{60,500}`"  # not what stands between two pieces of code
 UNSAID += r"|^ *[-*] \*\*[^*\n]{1,40}\*\*[^\n]*"
 UNSAID += r"|<[^<>\n]{1,300}>|https?:\S+|(?<!\S)@[\w-]+|^#{2,}[^\n]*|^ *[-*] \[.?\][^\n]*"
 UNSAID += r"|^\[(?:bug|help|issue|qst|question)[^\]\n]{0,20}\]:?"
