@@ -34,6 +34,8 @@ WEIGHTS = {
 # What the calculators answer at first, for a model that nobody asked for, and what says too little
 UNASKED = {"answer", "speed-sent", "memory-table", "speed-table", "serving-says", "serving-table"}
 UNASKED |= {"error-index", "minutes"}
+# What %load_ext torchclinic writes; how long a chapter takes
+UNASKED_TEXT = re.compile("Why, and what to do: |About .* to run, .* minutes to read")
 # Not to be read, or drawn
 HIDDEN = re.compile(r"(?s)<(style|script|svg|select|span(?= data-phrase))\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")
@@ -47,8 +49,8 @@ ELSEWHERE = {
 WORDS = {
     "empty": "Words, a name from the code, or the message of an error. For example:",
     "examples": "resume with fewer gpus|find_unused_parameters|fsdp vs ddp|two gpus no faster",
-    "some": "Sections found: {count}, the best first.",
-    "many": "More than {most} sections, the best first.",
+    "some": "Found in {count} sections, the best first.",
+    "many": "The {most} best sections.",
     "part": "No section has all of these words; with some of them: {count}, the best first.",
     "none": "Nothing has the words “{query}”.",
     "meant": "Nothing has the words “{query}”. This is what has “{meant}”.",
@@ -120,7 +122,7 @@ def blocks(node, app):
             continue
         if isinstance(child, nodes.title) and isinstance(node, nodes.section):
             continue
-        if child.astext().startswith("Why, and what to do: "):  # of %load_ext torchclinic
+        if UNASKED_TEXT.match(child.astext()):
             continue
         if UNASKED & {*child["classes"]} or child.get("language") == "udiff":
             continue

@@ -49,7 +49,7 @@ document.addEventListener("DOMContentLoaded", () => {
   // The menu shows the parts, and the pages of the one that is read.
   for (const caption of all(".bd-links .caption")) {
     const pages = caption.nextElementSibling, part = make("details", "part");
-    part.open = one(".current", pages) || !one(".bd-links .current");
+    part.open = one(".current", pages) !== null;
     caption.replaceWith(part);
     part.append(make("summary", "", caption), pages);
   }

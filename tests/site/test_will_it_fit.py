@@ -614,7 +614,7 @@ def test_a_choice_fills_fields_and_changes_answer_and_address_and_a_link_restore
     assert page.locator("#fit-gpu").input_value() == "h100-80"
     page.locator("#fit-peak").fill("400")  # the preset holds until one is changed by hand
     assert [field.input_value() for field in numbers] == ["84.9", "400", "a100", "200", "own"]
-    page.evaluate("document.querySelectorAll('fieldset details').forEach(d => d.open = false)")
+    page.get_by_text("The numbers of the link and the network").click()
     assert not page.locator("#two-far_latency").is_visible()
     page.locator("#two-network").select_option("own")
     assert page.locator("#two-far_latency").is_visible()
