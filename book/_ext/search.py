@@ -35,7 +35,7 @@ WEIGHTS = {
 UNASKED = {"answer", "speed-sent", "memory-table", "speed-table", "serving-says", "serving-table"}
 UNASKED |= {"error-index", "minutes"}
 # What %load_ext torchclinic writes; how long a chapter takes
-UNASKED_TEXT = re.compile("Why, and what to do: |About .* to run, .* minutes to read")
+UNASKED_TEXT = re.compile("Why, and what to do: |.* to run, .* minutes to read")
 # Not to be read, or drawn
 HIDDEN = re.compile(r"(?s)<(style|script|svg|select|span(?= data-phrase))\b.*?</\1>|<[^>]*>")
 SAID = re.compile(r"(?m)^[A-Za-z_][\w.]*: ")

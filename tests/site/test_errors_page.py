@@ -485,6 +485,23 @@ def test_long_code_of_a_cure_is_copied_with_a_button(visit):
     assert page.evaluate("navigator.clipboard.readText()") == code.text_content()
 
 
+def test_on_a_phone_no_button_stands_on_another_line_than_the_end_of_its_code(page):
+    page.set_viewport_size({"width": PHONE, "height": 844})
+    page.locator("#log").fill("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    page.locator(".match summary").first.click()
+    apart = """all => all.map(button => {
+        const end = document.createRange(), code = button.closest("code");
+        end.selectNode(button.previousSibling);
+        const [text, box] = [end, button].map(part => part.getBoundingClientRect());
+        const isApart = text.bottom < box.top || text.top > box.bottom || box.right > innerWidth;
+        return [code.textContent, isApart];
+    })"""
+    told = page.locator(".match .copy-code").evaluate_all(apart)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert len(told) > 5
+    assert [text for text, is_apart in told if is_apart or not text] == []
+
+
 def test_what_a_cure_quotes_of_a_log_has_no_button(page):
     page.locator("#log").fill("Engine core initialization failed. See root cause above")
     page.wait_for_selector(".match")

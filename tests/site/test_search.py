@@ -122,6 +122,13 @@ def test_what_the_calculators_answer_at_first_is_not_found_but_what_they_are_for
     )
 
 
+def test_how_long_a_chapter_takes_is_no_text_of_it_and_many_hits_are_not_called_all(opened, index):
+    sections = [section for _page, _title, sections in index for section in sections]
+    assert not any("minutes to read." in text for _, _, _, text, _ in sections)
+    ask(opened, "gpu")
+    assert opened.inner_text(".bd-search-container .search-says") == "The 50 best sections."
+
+
 def test_every_section_that_answers_a_question_is_there(index):
     known = {f"{page}#{s[1]}" for page, _title, sections in index for s in sections}
     known |= {page for page, *_ in index}
