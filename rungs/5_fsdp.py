@@ -40,7 +40,7 @@ def read(path, split):
         images, labels = (torch.from_numpy(arrays[f"{split}_{of}"]) for of in ("images", "labels"))
     if images.dtype != torch.uint8 or not set() < set(labels.unique().tolist()) <= set(range(10)):
         raise ValueError("images are bytes, labels 0 to 9")
-    return TensorDataset(images.reshape(len(images), 1, 28, 28), labels.long().flatten())
+    return TensorDataset(images.reshape(len(images), 1, 28, 28), labels.long().reshape(len(images)))
 
 
 @torch.no_grad()  # inference_mode breaks the next training step if the model has not run yet
