@@ -190,9 +190,9 @@ class GPT(nn.Module):
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
             new = torch.ones(value.shape) if "norm" in name else new * std
             if base and "lora" not in name:
-                new = base.get_tensor(name).float()
+                new = base.get_tensor(name).float() if name in {*base.keys()} else torch.empty(0)
                 if new.shape != value.shape or not new.isfinite().all():
-                    leave(f"--base: {name} has another shape, or numbers that are not finite")
+                    leave(f"--base: {name} is missing, not finite or of another shape")
             new = new.to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
                 new = distribute_tensor(
@@ -256,7 +256,7 @@ def batches(train, args, done):
 
 
 def say(sentence):
-    with contextlib.suppress(OSError):  # the terminal is gone
+    with contextlib.suppress(OSError, UnicodeError):  # the terminal is gone, or has no such letter
         print(sentence, flush=True)
 
 
@@ -413,9 +413,10 @@ def find_start(args):
 
 def settings_of(out):
     """The options of the run in this folder, if there is one."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         was = json.loads((out / "settings.json").read_text())
-        return was if "checksum" in was else {}
+        right = (isinstance(was.get(k, v), (type(v), int)) for k, (v, *_) in OPTIONS.items())
+        return was if "checksum" in was and all(right) else {}
     return {}
 
 
@@ -443,7 +444,7 @@ def state_of(model, optimizer, scaler, progress):
 
 
 def load(folder, model, optimizer, scaler):
-    """The loss since the last line, summed over steps, and their number; the step; the run."""
+    """The losses of all sequences since the last line; the number of steps; the step; the run."""
     state = state_of(model, optimizer, scaler, [0.0] * 4)
     state["sums"] = torch.zeros_like(sums_of(state))
     dcp.load(state, checkpoint_id=folder)
@@ -526,7 +527,7 @@ def add_gradients(called, tokens, args, scaler):
         with called.no_sync() if wait else contextlib.nullcontext():
             loss = loss_of(called, part, args) * (len(part) / len(tokens))
             scaler.scale(loss).backward()
-        total += loss.detach()
+        total += loss.detach().double() * len(tokens)  # of sequences: exact, in whatever order
     return total
 
 
@@ -616,7 +617,7 @@ def train_model(args, called, parts, start, progress):
     model, peak = parts[0], args.peak * 1e12 or measure_peak(args)
     needed = flops_of(args, model) / args.ranks / peak  # seconds per token
     background, saving = dist.new_group(backend="gloo"), None  # for saving, while the ranks train
-    losses, since = progress[0], start - int(progress[1])  # of the steps after that one
+    losses, since = progress[0] * (args.rank == 0), start - int(progress[1])  # after that step
     clock, timed_from = time.perf_counter(), start
     with signals_noted() as told, profiler_of(args) as profiler:
         for step, tokens in enumerate(batches(args.train, args, start), start + 1):
@@ -630,8 +631,7 @@ def train_model(args, called, parts, start, progress):
             line = step % args.log_every == 0 or step == args.steps
             save_now = stop or step % args.save_every == 0 or step == args.steps
             if line or save_now:
-                loss = torch.as_tensor(losses).double().cpu() / args.ranks
-                dist.all_reduce(loss)
+                dist.all_reduce(loss := losses.to("cpu", copy=True))
                 # In fp16 the scaler skips steps with NaN: weights stay finite, the loss does not.
                 finite = loss.isfinite() and nn.utils.get_total_norm(model.parameters()).isfinite()
                 if not finite:
@@ -640,8 +640,8 @@ def train_model(args, called, parts, start, progress):
                 norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
                 seconds = time.perf_counter() - clock
                 rate = (step - timed_from) * args.batch * args.context / seconds
-                row = {"step": step, "loss": loss.item() / (step - since), "norm": norm.item()}
-                row |= {"learning_rate": learning_rate(args, step)}
+                row = {"step": step, "loss": loss.item() / args.batch / (step - since)}
+                row |= {"norm": norm.item(), "learning_rate": learning_rate(args, step)}
                 row |= {"validation": validate(model, args.held_out, args)}
                 row |= {"tokens_per_second": rate, "mfu": rate * needed}
                 row |= {"memory_gb": peak_memory(args.device)}
@@ -740,8 +740,8 @@ def parse():
     args = parser.parse_args()
     args.weights, args.shape, args.kv_heads = base, shape, args.kv_heads or args.heads
     for name, (_, least, _) in OPTIONS.items():
-        if not (value := getattr(args, name)) >= least:  # nan is not
-            leave(f"{option(name)} must be at least {least}, not {value}")
+        if not least <= (value := getattr(args, name)) < 2**31:  # nan is not
+            leave(f"{option(name)} must be at least {least}, not {value}, and below 2**31")
     return args
 
 
@@ -760,10 +760,9 @@ def read_base(path):
 def read_sequences(args):
     """Add to `args` the sequences to train on and to validate with; the highest token id."""
     if args.data.suffix == ".npz":
-        args.train, args.held_out = read_pictures(args.data)
-        args.vocabulary, args.context = GREYS + CLASSES, SIDE * SIDE
-        return args.vocabulary - 1
-    args.train, args.held_out, highest = read_tokens(args.data, args.context)
+        (args.train, args.held_out), highest = read_pictures(args.data), GREYS + CLASSES - 1
+    else:
+        args.train, args.held_out, highest = read_tokens(args.data, args.context)
     args.vocabulary = args.vocabulary or highest + 1
     return highest
 
@@ -788,13 +787,14 @@ def read_and_check(args):
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
         (args.batch % args.ranks, f"--batch {args.batch} does not divide among {args.ranks} ranks"),
         (args.batch > len(train), f"--batch {args.batch}: the data has {len(train)} sequences"),
-        (args.dropout >= 1 or args.seed >= 2**31, "--dropout must be below 1, --seed below 2**31"),
+        (args.dropout >= 1, f"--dropout must be below 1, not {args.dropout}"),
+        (train.shape[1] != args.context + 1, f"--context of pictures must be {SIDE * SIDE}"),
         (args.lora and not base, "--lora changes weights: name their file as --base"),
     ]:
         if wrong:
             return sentence
     args.sequences = len(train)
-    args.checksum = zlib.crc32(np.ascontiguousarray(train[:: 1 + len(train) // 1000]))  # a sample
+    args.checksum = zlib.crc32(np.concatenate([train[:: 1 + len(train) // 1000], args.held_out]))
     if base:
         args.checksum = zlib.crc32(np.memmap(base, mode="r"), args.checksum)
     fixed = json.dumps([getattr(args, name) for name in FIXED])

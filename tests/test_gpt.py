@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import math
@@ -140,6 +141,7 @@ def test_a_run_that_was_killed_ends_like_the_unbroken_one_bit_for_bit(
     done = run(out, tokens, "--dropout", 0.2, "--save-every", 5, **how)
     assert "from step 15\n" in done.stdout
     assert_equal(whole, out)
+    assert losses(out) == losses(whole)  # step 16's is of step 15, before the kill, too
     assert len(list(out.glob("step-????????"))) == 2
 
 
@@ -185,9 +187,11 @@ def test_signals_are_noted_while_it_trains_but_for_those_of_nohup(gpt):
 def test_what_is_said_to_a_terminal_that_is_gone_ends_nothing(gpt):
     with mock.patch("builtins.print", side_effect=OSError(errno.EIO, "gone")):
         gpt.say("step 1")
+    with mock.patch("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii")):
+        gpt.say("data was größe.npy")
 
 
-def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens, tmp_path):
+def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, tokens, tmp_path):
     base, other = whole / "weights.safetensors", tokens.with_name("other.npy")
     (notes := tmp_path.with_name("notes") / "settings.json").parent.mkdir(exist_ok=True)
     notes.write_text('{"editor.tabSize": 4}')
@@ -202,7 +206,13 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(whole, tokens
         ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
         ([tmp_path, "--batch", 0], "--batch must be at least 1, not 0"),
         ([tmp_path, "--lr", "nan"], "--lr must be at least 1e-12, not nan"),
-        ([tmp_path, "--dropout", 1], "--dropout must be below 1, --seed below"),
+        (
+            [tmp_path, "--micro", 10**25],
+            f"--micro must be at least 1, not {10**25}, and below 2**31",
+        ),
+        ([tmp_path, "--lr", "inf"], "--lr must be at least 1e-12, not inf, and below 2**31"),
+        ([tmp_path, "--dropout", 1], "--dropout must be below 1, not 1.0"),
+        ([tmp_path, "--data", gpt.CLOTHES], "--context of pictures must be 196"),
         ([tmp_path, "--lr", "fast"], "argument --lr: invalid float value: 'fast'. --help lists"),
         ([tmp_path, "--lora", 4], "--lora changes weights: name their file as --base"),
         ([tmp_path, "--base", PROGRAM], "--export of this program has not written it"),
@@ -242,6 +252,21 @@ def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_pa
     (tmp_path / "settings.json").write_text("{")
     done = run_here(PROGRAM, "--out", tmp_path, "--data", tokens, *SMALL)
     assert "no settings.json of this program. Take it from a backup, or name" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '["checksum"]',
+        '{"checksum": 1, "lr": [1]}',
+        '{"checksum": 1, "steps": null}',
+        "[" * 10**5,
+    ],
+)
+def test_settings_that_a_hand_or_another_program_wrote_are_none(gpt, tmp_path, text):
+    (tmp_path / "settings.json").write_text(text)
+    assert gpt.settings_of(tmp_path) == {}
 
 
 @pytest.fixture
@@ -341,6 +366,15 @@ def test_a_base_of_the_same_shape_is_known_by_its_numbers(gpt, tokens, tmp_path)
         gpt.read_and_check(args)
         sums.add(args.checksum)
     assert len(sums) == 2
+
+
+def test_data_that_differ_in_what_is_held_out_are_of_another_run(gpt, tokens, tmp_path):
+    text = np.load(tokens)
+    text[-100] ^= 1
+    np.save(tmp_path / "other.npy", text)
+    one, other = (usual(gpt, data=file) for file in (tokens, tmp_path / "other.npy"))
+    assert gpt.read_and_check(one) is gpt.read_and_check(other) is None
+    assert one.checksum != other.checksum
 
 
 def test_what_damaged_a_checkpoint_is_said_without_the_advice_that_follows(gpt):
@@ -585,11 +619,12 @@ def test_more_processes_than_gpus_are_told_in_one_sentence(gpt, monkeypatch):
         gpt.join(SimpleNamespace())
 
 
-@pytest.mark.parametrize("weights", [torch.full((26, 64), math.nan), torch.ones(1, 64)])
+@pytest.mark.parametrize("weights", [[torch.full((26, 64), math.nan)], [torch.ones(1, 64)], []])
 def test_a_base_that_has_diverged_or_is_of_another_shape_is_refused(gpt, weights):
     model, _ = new_model(gpt)
-    with pytest.raises(SystemExit, match=r"--base: embedding.weight has another shape, or numbers"):
-        model.initialize(0, mock.Mock(get_tensor=lambda name: weights))
+    base = dict(zip(["embedding.weight"], weights, strict=False))
+    with pytest.raises(SystemExit, match=r"embedding.weight is missing, not finite or of another"):
+        model.initialize(0, mock.Mock(keys=base.keys, get_tensor=base.get))
 
 
 def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens, tmp_path):

@@ -11,7 +11,6 @@ import sys
 import time
 from functools import partial
 
-import numpy as np
 import psutil
 import pytest
 from running import wait_until
@@ -127,7 +126,7 @@ def test_no_run_is_lost_or_mixed(unbroken, tokens, tmp_path, rung, ranks):  # no
         rows = [list(map(json.loads, (o / "log.jsonl").open())) for o in (whole, out)]
         assert [row["step"] for row in rows[0]] == [row["step"] for row in rows[1]]
         losses = [[row["loss"] for row in one] for one in rows]
-        np.testing.assert_allclose(*losses, rtol=1e-6)
+        assert losses[0] == losses[1]
         if left <= 0:
             break
     tmp_path.joinpath("told.json").write_text(json.dumps(told, indent=1))
