@@ -611,6 +611,17 @@ def test_the_first_step_is_not_in_the_speed(tokens, tmp_path):
     assert [row["tokens_per_second"] for row in rows] == [24 * 16, 24 * 16]
 
 
+@pytest.mark.gpu
+def test_the_peak_of_a_slow_gpu_is_measured_without_a_large_product(gpt):
+    """Which takes hours in fp16 on a simulated one."""
+    slow = SimpleNamespace(device=torch.device("cuda"), precision="fp16")
+    with (
+        mock.patch("time.perf_counter", side_effect=range(99)),  # a second for each product
+        mock.patch("torch.randn", return_value=torch.ones(1, 1, device="cuda")),
+    ):
+        assert gpt.measure_peak(slow) == 2 * 512**3
+
+
 def test_more_processes_than_gpus_are_told_in_one_sentence(gpt, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     pretend(monkeypatch, torch.accelerator, current_accelerator=torch.device("cuda"))
