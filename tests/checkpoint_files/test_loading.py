@@ -131,6 +131,7 @@ def test_what_is_rounded_to_the_models_dtype_is_told():
         (0.1, "bfloat16", 0),
         (float("inf"), "float16", 0),
         (torch.tensor(-1), "uint64", 1),
+        (torch.tensor(1e300, dtype=torch.float64), "float32", 1),
         (1e3, "float8_e4m3fn", 1),
         (-1.0, "float8_e8m0fnu", 1),
         (0.3, "float8_e4m3fn", 0),
