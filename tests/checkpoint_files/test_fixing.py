@@ -88,7 +88,10 @@ def test_a_buffer_of_the_models_that_is_called_like_a_counter_is_not_left_out(na
 def test_a_dtype_is_for_all_floating_point_tensors_and_no_others(tmp_path):
     state = net(Tied).state_dict() | {"ids": torch.arange(3), "mask": torch.ones(2) > 0}
     state["overlap"] = state["ids"].as_strided((2,), (1,), 1)
-    state |= {"double": torch.tensor([1e300], dtype=torch.float64), "half": torch.ones(2).bfloat16()}
+    state |= {
+        "double": torch.tensor([1e300], dtype=torch.float64),
+        "half": torch.ones(2).bfloat16(),
+    }
     state["part"] = torch.ones(1000)[:3]
     optimizer = torch.optim.SGD(net().parameters(), 0.1).state_dict()
     path = saved(tmp_path, {"model": state, "optimizer": optimizer})
