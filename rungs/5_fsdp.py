@@ -38,9 +38,10 @@ def read(path, split):
     else:
         arrays = np.load(path)
         images, labels = (torch.from_numpy(arrays[f"{split}_{of}"]) for of in ("images", "labels"))
-    if images.dtype != torch.uint8 or not set() < set(labels.unique().tolist()) <= set(range(10)):
-        raise ValueError("images are bytes, labels 0 to 9")
-    return TensorDataset(images.reshape(len(images), 1, 28, 28), labels.long().reshape(len(images)))
+    known = set() < set(labels.unique().tolist()) <= set(range(10))
+    if images.dtype != torch.uint8 or not known or labels.numel() != len(images):
+        raise ValueError("images are bytes, labels 0 to 9, one for each")
+    return TensorDataset(images.reshape(len(images), 1, 28, 28), labels.long().flatten())
 
 
 @torch.no_grad()  # inference_mode breaks the next training step if the model has not run yet

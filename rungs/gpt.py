@@ -256,8 +256,9 @@ def batches(train, args, done):
 
 
 def say(sentence):
-    with contextlib.suppress(OSError, UnicodeError):  # the terminal is gone, or has no such letter
-        print(sentence, flush=True)
+    code = getattr(sys.stdout, "encoding", None) or "utf-8"
+    with contextlib.suppress(OSError):  # the terminal is gone
+        print(sentence.encode(code, "replace").decode(code), flush=True)  # it may lack a letter
 
 
 def leave(sentence):
@@ -406,7 +407,8 @@ def find_start(args):
     was = settings_of(args.out) if steps else now  # a start that failed fixes nothing
     changed = {k: f"{k} was {was.get(k)}, now {now[k]}" for k in now if was.get(k) != now[k]}
     if other := "; ".join(changed[name] for name in FIXED if name in changed):
-        return f"{here}: {other}. Go on with the options, --data and --base as it began, {way}"
+        way = f"--data, --base and gpt.py itself as it began, {way}"
+        return f"{here}: {other}. Go on with the options, {way}"
     write(args.out / "settings.json", lambda path: path.write_text(json.dumps(now, indent=1)))
     if changed:
         say("; ".join(changed.values()))

@@ -187,8 +187,9 @@ def test_signals_are_noted_while_it_trains_but_for_those_of_nohup(gpt):
 def test_what_is_said_to_a_terminal_that_is_gone_ends_nothing(gpt):
     with mock.patch("builtins.print", side_effect=OSError(errno.EIO, "gone")):
         gpt.say("step 1")
-    with mock.patch("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii")):
+    with mock.patch("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii")) as narrow:
         gpt.say("data was größe.npy")
+    assert narrow.buffer.getvalue() == b"data was gr??e.npy\n"
 
 
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, tokens, tmp_path):
@@ -198,7 +199,7 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, t
     np.save(other, np.load(tokens)[::-1])
     np.save(tokens.with_name("high.npy"), np.append(np.load(tokens), 5 * 10**12))
     cases = [
-        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with the options, --data and --"),
+        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with the options, --data, --base and gpt"),
         ([whole, "--data", other], "checksum was "),
         ([notes.parent], "no settings.json of this program. Take it from a backup, or name a n"),
         ([tmp_path, "--parallel", "ddp"], "start none with python, the others with torchrun"),

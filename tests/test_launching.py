@@ -359,7 +359,7 @@ def test_a_rank_that_is_killed_or_stopped_while_it_sends_its_result_is_named(
         while frame.f_code.co_name != "_run_rank":
             frame = frame.f_back
         if dist.get_rank() == 1:
-            os.write(frame.f_locals["result"].fileno(), b"\0\0\0\x09half")
+            os.write(frame.f_locals["result"].fileno(), (9).to_bytes(8, "big") + b"half")
             os.kill(os.getpid(), sent)
 
     with pytest.raises(error, match=f"^{message}"):

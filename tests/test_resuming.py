@@ -226,13 +226,17 @@ def test_another_optimizer_and_missing_keys_are_named(tmp_path):
 
 def test_an_expanded_buffer_is_loaded(tmp_path):
     def model(row):
-        net = nn.Linear(2, 2)
+        net = nn.Sequential(nn.Linear(2, 2))
         net.register_buffer("rows", torch.tensor(row).expand(4, 2))
+        net.register_buffer("mask", torch.zeros(1).expand(10**14), persistent=False)  # not copied
+        net.append(nn.Module())
+        net[1].register_buffer("rows", net.rows)
         return net
 
     checkpoint.save(tmp_path, {"model": model([1.0, 2.0])}, step=1)
     checkpoint.load(tmp_path, {"model": (new := model([0.0, 0.0]))})
     assert new.rows.tolist() == [[1.0, 2.0]] * 4
+    assert new[1].rows is new.rows
 
 
 def test_a_state_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):

@@ -24,14 +24,23 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def expanded_buffers_cloned(part: Any) -> Any:
-    """A model whose buffers torch can write to: not to one of `expand`, which is cloned."""
+def clone_expanded_buffers(part: Any) -> Any:
+    """Let torch write to each buffer that a state dict holds: not to one of `expand`. The part."""
+    clones: dict[int, torch.Tensor] = {}  # one for a buffer that several modules share
     for module in part.modules() if isinstance(part, nn.Module) else ():
-        for name, buffer in module._buffers.items():
-            is_plain = buffer is not None and not nn.parameter.is_lazy(buffer)
-            if is_plain and buffer.layout == torch.strided and 0 in buffer.stride():
-                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+        for name in module._buffers.keys() - module._non_persistent_buffers_set:
+            if _is_expanded(buffer := module._buffers[name]):
+                if id(buffer) not in clones:
+                    clones[id(buffer)] = buffer.clone(memory_format=torch.contiguous_format)
+                module._buffers[name] = clones[id(buffer)]
     return part
+
+
+def _is_expanded(buffer: Any) -> bool:
+    if buffer is None or nn.parameter.is_lazy(buffer) or buffer.layout != torch.strided:
+        return False
+    places = zip(buffer.shape, buffer.stride(), strict=True)
+    return any(size > 1 and step == 0 for size, step in places)
 
 
 def unwrapped(part: Any) -> Any:

@@ -225,9 +225,10 @@ class Transformer(NamedTuple):
 
     `least_bytes`: activations with a compiled loss and fused norms. `largest`: parameters of the
     largest matrix. `lookup`: those of an input table that is not the output's. `cached`: numbers in
-    the KV cache for each token. `lora` and `lora_attention`: numbers that adapters of rank 1 have,
-    on all matrices of the layers or on attention's four. `active`: parameters that a token meets;
-    `experts`: those of all experts, of which it meets the part `share`.
+    the KV cache for each token, of `kv_heads` heads. `lora` and `lora_attention`: numbers that
+    adapters of rank 1 have, on all matrices of the layers or on attention's four. `active`:
+    parameters that a token meets; `experts`: those of all experts, of which it meets the part
+    `share`.
     """
 
     parameters: float
@@ -237,6 +238,7 @@ class Transformer(NamedTuple):
     flops: float
     lookup: float
     cached: float
+    kv_heads: float
     lora: float
     lora_attention: float
     active: float
@@ -389,6 +391,7 @@ def transformer(
         flops=products * s + pairs * layers * wide * s * s,
         lookup=lookup,
         cached=2 * layers * kv,
+        kv_heads=kv_heads or heads,
         lora=lora_attention + layers * experts * (2 if gpt else 3) * (h + m),
         lora_attention=lora_attention,
         active=active,
@@ -481,7 +484,7 @@ def speed_up(
 class Serving(NamedTuple):
     """Bytes of the weights and of a request's KV cache; requests that fit; tokens a second.
 
-    `requests` is 0 and `one` is not if a request fits that leaves no more than `CONTEXT` free.
+    `requests` is 0 and `one` is not if one fits that leaves less than a tenth and 2 GiB free.
     """
 
     weights: float
@@ -515,7 +518,8 @@ def serving(
         token reads all weights (of an input table one row, of experts those that one of the
         requests' tokens meets) and the caches of all requests.
     gpus : int
-        That share each layer (tensor parallelism). What they send each other is left out.
+        That share each layer (tensor parallelism); those beyond the heads of keys and values keep
+        copies of the cache. What they send each other is left out.
 
     Examples
     --------
@@ -526,7 +530,7 @@ def serving(
     (50, 127, 1484)
     """
     weights = (model.parameters - model.root) * bits / 8 + 2 * model.root
-    cache = model.cached * cache_bytes * tokens
+    cache = model.cached * cache_bytes * tokens * max(1, gpus / model.kv_heads)
     requests = max(0, int((gpus * (0.9 * memory - CONTEXT[1]) - weights) / cache))
 
     def rate(n):

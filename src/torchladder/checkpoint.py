@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic.modules import expanded_buffers_cloned, unwrapped
+from torchclinic.modules import clone_expanded_buffers, unwrapped
 from torchclinic.writing import LEFTOVER, atomic_file, sole_use
 from torchladder import __version__
 
@@ -327,7 +327,7 @@ def load(
     _check_agreement(path.name, checkpoint, parts, run or {})
     # Models last: theirs has been compared, of another part's only the class.
     for name in sorted(parts, key=lambda name: isinstance(parts[name], nn.Module)):
-        expanded_buffers_cloned(unwrapped(parts[name])).load_state_dict(checkpoint[name])
+        clone_expanded_buffers(unwrapped(parts[name])).load_state_dict(checkpoint[name])
     _set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
     if rank == 0:
         print(_message(path.name, checkpoint, world_size), file=sys.stderr, flush=True)

@@ -173,6 +173,11 @@ def test_a_dtype_that_cannot_be_copied_changes_nothing(tmp_path):
 def test_an_expanded_buffer_is_loaded():
     model = nn.Module()
     model.register_buffer("mask", torch.zeros(1).expand(3))
+    model.register_buffer("huge", torch.zeros(1).expand(10**14), persistent=False)
+    before = model.mask
+    with pytest.raises(CheckpointError, match="no key fits"):
+        load_into(model, {"other": torch.arange(3.0)})
+    assert model.mask is before
     load_into(model, {"mask": torch.arange(3.0)})
     assert model.mask.tolist() == [0, 1, 2]
 

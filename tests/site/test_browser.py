@@ -129,6 +129,7 @@ def test_the_menu_shows_the_parts_and_the_pages_of_the_one_that_is_read(visit):
 def test_an_exercise_that_is_done_stays_marked_and_is_counted(visit):
     name = "notebooks/09_rung_4_distributed.html"
     page = visit(name)
+    assert page.locator(".exercise .cell_input pre >> visible=true").count() >= 4
     mark, told = page.get_by_label("Done").first, page.locator(".tasks")
     mark.check()
     for count in (", 1 done", ""):

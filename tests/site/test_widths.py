@@ -15,7 +15,7 @@ FITS = """() => {
     const cells = seen('.exercise .cell_input pre'), style = (e) => getComputedStyle(e);
     return [document.documentElement.scrollWidth,
         Math.min(99, ...seen('.bd-article pre').map(e => parseFloat(style(e).fontSize))),
-        all('.exercise .cell_input:not(details *)').length > cells.length,
+        all('.exercise .cell_input:not(details *) pre').some(e => !e.checkVisibility()),
         cells.filter(e => e.scrollWidth > e.clientWidth).length,
         cells.filter(e => style(e).whiteSpace != 'pre' || style(e).overflowX != 'auto').length];
 }"""

@@ -16,7 +16,7 @@ from torchclinic.checkpoint_files.keys import Match, is_counter, match, renamed_
 from torchclinic.checkpoint_files.memory import clash, is_plain, memory_of, ties
 from torchclinic.checkpoint_files.reading import CheckpointError, open_checkpoint
 from torchclinic.checkpoint_files.reports import Report, counted, lines, literal, some
-from torchclinic.modules import expanded_buffers_cloned, unwrapped
+from torchclinic.modules import clone_expanded_buffers, unwrapped
 
 UNREADY: dict[str, Callable[[Any], bool]] = {
     "meta": lambda value: getattr(value, "is_meta", False),
@@ -78,7 +78,7 @@ def load_into(
     loaded      2 keys, 2 of them under another name
     other shape 2: 1.weight, 1.bias
     """
-    plain = expanded_buffers_cloned(unwrapped(model))
+    plain = unwrapped(model)
     checkpoint = open_checkpoint(source) if isinstance(source, str | Path) else None
     where, tree = (source, checkpoint.tree) if checkpoint else ("This state dict", source)
     name, at, state = weights.choose(tree, where, key)
@@ -95,6 +95,7 @@ def load_into(
         raise misfit(where, plain, found, _not_strict(found))
     if checkpoint:
         checkpoint.verify(weights.tensors_in(values).items())
+    ours = clone_expanded_buffers(plain).state_dict()
     versions = getattr(state, "_metadata", None)
     try:
         _load(where, values, found, strict, plain, ours, versions, runs_code)

@@ -40,7 +40,9 @@ def wait(*_: Any) -> None:
 
 
 def wait_unless_pytorch(*_: Any) -> None:
-    if not sys._getframe(1).f_globals["__name__"].startswith("torch."):  # as it does to save
+    if (
+        not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+    ):  # as it does to save
         wait()
 
 
