@@ -103,8 +103,7 @@ def main():
         model = LeNet()
     if args.replicas < 1 or ranks % args.replicas:
         parser.error(f"--replicas {args.replicas}: must divide {ranks}, the number of processes")
-    # A row holds a copy in shards, on neighbouring ranks, which share a host. Gradients are
-    # averaged in its columns, too, which hold the same shard.
+    # A row is a copy in shards, on one host's ranks; columns, of one shard, average gradients, too.
     shape, names = (args.replicas, ranks // args.replicas), ("replicate", "shard")
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=names)
     bf16 = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
