@@ -29,15 +29,16 @@ def clone_expanded_buffers(part: Any) -> Any:
     clones: dict[int, torch.Tensor] = {}  # one for a buffer that several modules share
     for module in part.modules() if isinstance(part, nn.Module) else ():
         for name in module._buffers.keys() - module._non_persistent_buffers_set:
-            if _is_expanded(buffer := module._buffers[name]):
+            buffer = module._buffers[name]
+            if buffer is not None and _is_expanded(buffer):
                 if id(buffer) not in clones:
                     clones[id(buffer)] = buffer.clone(memory_format=torch.contiguous_format)
                 module._buffers[name] = clones[id(buffer)]
     return part
 
 
-def _is_expanded(buffer: Any) -> bool:
-    if buffer is None or nn.parameter.is_lazy(buffer) or buffer.layout != torch.strided:
+def _is_expanded(buffer: torch.Tensor) -> bool:
+    if nn.parameter.is_lazy(buffer) or buffer.layout != torch.strided:
         return False
     places = zip(buffer.shape, buffer.stride(), strict=True)
     return any(size > 1 and step == 0 for size, step in places)
