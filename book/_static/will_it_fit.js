@@ -465,6 +465,7 @@
   function showServing(table, says) {
     if (text("kind") !== "transformer") throw new Wrong(phrase("only-transformers"));
     const [model, share, weightBits] = [transformer("bf16"), number("share"), parse(text("weight_bits"))];
+    if (number("heads") % share) throw new Wrong(phrase("share-heads"));
     const [memory, bandwidth, tokens, cache_bytes] = [number("memory") * 1e9, number("reads") * 1e9, number("context"), number("cache_bits") / 8];
     const serving = (bits, gpus) => estimating.serving(model, { memory, bandwidth, tokens, cache_bytes, bits, gpus });
     const words = ({ weights, requests, one, all, cache }) =>
@@ -473,7 +474,7 @@
       .forEach((word, at) => (table.tBodies[0].rows[row].cells[at + 1].textContent = word)));
     const found = serving(weightBits, share);
     const kind = found.requests ? "fits" : found.one ? "close" : "not";
-    const gpus = USUALLY.find((count) => count > share && serving(weightBits, count).requests);
+    const gpus = USUALLY.find((count) => count > share && number("heads") % count === 0 && serving(weightBits, count).requests);
     const where = phrase(share > 1 ? "together" : "one", { gpus: share });
     const gaps = { ...words(found), where, more: gpus ? phrase("would-do", { gpus }) : "" };
     say(says, kind, phrase(`serves-${kind}`, gaps));

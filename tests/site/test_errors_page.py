@@ -346,7 +346,7 @@ def test_of_several_cases_the_one_that_the_log_names_comes_first_as_in_the_termi
     shown = letters(page.locator(".match .error-fix").first.inner_text())
     assert "Otherwise" in shown
     assert letters(errors.explain(log).split("\nDo:")[1]).startswith(shown)
-    assert "Do, by what your log says:" in page.locator(".match .do").inner_text()
+    assert "What to do in the case that your log names:" in page.locator(".match .do").inner_text()
 
 
 @pytest.mark.parametrize(("free", "first"), [("1.10 GiB", True), ("1.10 MiB", False)])
@@ -361,7 +361,7 @@ def test_of_many_cases_those_of_the_log_are_seen_or_the_first_and_the_others_unf
     assert items.count() == len(cases.bullets(error))
     assert items.first.inner_text().startswith("Gigabytes were free") == first
     assert sum(case.is_visible() for case in items.all()) == (1 if first else 3)
-    assert ("by what your log says" in page.locator(".match .do").inner_text()) == first
+    assert ("that your log names" in page.locator(".match .do").inner_text()) == first
     told = letters(errors.explain(log).split("\nDo:")[1].partition("\nMore:")[0])
     fix.locator("summary").click()
     assert all(case.is_visible() for case in items.all())
