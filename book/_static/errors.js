@@ -220,10 +220,12 @@
   // --- the field, which takes long to show a long text: it has the end, and what is `before` is read with it ---
 
   let before = "";
+  let waiting;
   let gathered = []; // files, of which some lie in several folders, so they are chosen one after the other
 
   function put(text) {
     gathered = [];
+    clearTimeout(waiting); // what was typed before comes no more
     if (text.length > MOST) return refuse(tooLong(text.length));
     before = text.length > FIELD_HOLDS ? text.slice(0, -FIELD_HOLDS / 2) : "";
     log.value = text.slice(before.length);
@@ -244,7 +246,6 @@
   });
   onLong(log, (text) => put(before + text).then(goToAnswer));
 
-  let waiting;
   log.addEventListener("input", () => {
     gathered = [];
     clearTimeout(waiting);
