@@ -53,7 +53,7 @@ zip: book  ## write the site, to read without network, as one zip file into _bui
 	cd _build && ln -sfn html $(BOOK) && ../$(BIN)/python -m zipfile -c $(BOOK).zip $(BOOK)
 	@echo "The site is in _build/$(BOOK).zip"
 
-# Here and below, three tests at a time, also on two cores: ranks often wait for each other. Four were no faster.
+# Here and below, three tests at a time, also on two cores: ranks often wait for each other.
 # With a thread each: threads that wait for a busy core are very slow.
 # PyTorch asks for the name of 127.0.0.1; a name server that is slow to answer costs 5 s without this.
 PYTEST = RES_OPTIONS=timeout:1 OMP_NUM_THREADS=1 $(SIMULATE) $(BIN)/python -m pytest -q -n 3

@@ -243,6 +243,15 @@ def test_a_log_is_answered_with_the_keyboard_alone_and_shown_as_text(page):
     assert page.locator("#log-says").inner_text() == ""
 
 
+def test_what_was_typed_before_clear_is_not_read_after_it(visit):
+    page = visit("book/errors.html")
+    page.clock.install()
+    page.locator("#log").press_sequentially("CUDA out of memory")  # a short text waits for more
+    page.locator("button", has_text="Clear").evaluate("button => button.click()")
+    page.clock.run_for(10_000)
+    assert page.evaluate("document.querySelector('#found').childNodes.length") == 0
+
+
 SAID = [
     "loss grows when I accumulate", "显存慢慢增加", "it hangs\nwhen only rank 0 validates\n",
     "the model file\nhas 138 kB after ZeRO-3", "RuntimeError: the ranks hang in the validation",

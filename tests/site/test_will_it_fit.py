@@ -311,6 +311,15 @@ def test_gpus_that_share_each_layer_hold_and_read_more_and_the_page_says_how_man
     assert use.inner_text().startswith("To use it: maybe, on one GPU")
 
 
+def test_gpus_that_share_each_layer_divide_its_heads(page):
+    says, use = (page.locator(f".serving-{part}") for part in ("says p", "sent a"))
+    follow(page, "model=llama-8b&gpu=t4&share=3", case="")
+    assert "must divide the heads" in says.inner_text()
+    assert use.text_content() == "–"
+    follow(page, "model=qwen-14b&gpu=t4&context=600000", case="")  # 40 heads
+    assert "16 GPUs together" not in use.text_content()
+
+
 def test_a_sequence_that_gpus_share_costs_each_its_share_and_one_gpu_all_of_it(page):
     shared = "model=llama-8b&gpu=h100-80&gpus=8&sequence=65536&cp="
     seen, fsdp = [], {}
