@@ -17,8 +17,6 @@ from torchclinic import OLDEST_TORCH, UserError, __version__, printable
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends it with one sentence and exit status 2."""
     options = _parser().parse_args(arguments)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - there is none if it is closed
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):  # not where a test or a notebook has put its own
         sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
     text = ""

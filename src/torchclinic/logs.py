@@ -9,55 +9,41 @@ import difflib
 import io
 import os
 import re
-import shlex
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torchclinic import UserError, errors, printable
 from torchclinic.errors.entries import KINDS
-from torchclinic.errors.finding import GAP, NEAR, places_by_entry
+from torchclinic.errors.finding import GAP, NEAR
 from torchclinic.errors.roots import first_failure, program_line
-from torchclinic.errors.squeezing import (
-    RANK_OF_FAILURE,
-    TASK,
-    rank_of,
-    signs,
-    squeeze,
-    without_colours,
-)
+from torchclinic.errors.squeezing import RANK_OF_FAILURE, TASK, rank_of, without_colours
 
 MOST = 24_000_000  # about so many characters of all logs are held
-PART = 2**17  # of which so many are looked at together, or fewer if there are many logs,
-LEAST = 1000  # and at least so many
-SPAN = 10 * GAP  # in squeezed characters; no pattern is longer
+PART = 2**17  # of which so many are read at a time, or fewer if there are many logs
 # Whose a file is, by its name.
 WHOSE = re.compile(r"(rank\D?|attempt_\d+[/\\])(\d{1,6})(?:[/\\]\w+\.log|[^/\\]*)$", re.ASCII)
 # A time of glog, loggers and the like, by its parts.
 TIME = re.compile(r"(?:(\d{4})-?)?(\d\d)-?(\d\d)[ T_](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
 
 
-class Shortened(str):
-    """What is kept of a log; `begins`: which line here, from 0, is which there, from 1; `cut`:
-    whether some was left out that tells of errors.
-    """
+class WithoutMiddle(str):
+    """What is kept of a long log; `begins`: which line here, from 0, is which there, from 1."""
 
-    begins: Sequence[tuple[int, int]] = ((0, 1),)
-    cut = False
+    begins: Sequence[tuple[int, int]]
 
 
 def read(names: list[str]) -> dict[str, str]:
     """The text of each log by its name: of files, of folders, of the standard input (``-``)."""
     logs = [log for name in names for log in _logs_in(name)]
-    share = MOST // max(1, len(logs))
-    part = max(LEAST, min(PART, share // 4))
-    texts = {log: _text(log, max(2, share // part), part) for log in logs}
-    if cut := [printable(log) for log in logs if getattr(texts[log], "cut", False)]:
-        more = f", as {len(cut) - 1} more have" if len(cut) > 1 else ""
-        warning = f"{cut[0]} has errors all over{more}: of those in the middle, not all were read."
+    texts = {log: _text(log, MOST // len(logs)) for log in logs}
+    if cut := [printable(log) for log in logs if isinstance(texts[log], WithoutMiddle)]:
+        more = f" and of {len(cut) - 1} more" * (len(cut) > 1)
+        warning = f"of {cut[0]}{more}, too long to be read whole, the middle is left out."
         print(f"torchclinic explain: {warning}", file=sys.stderr)
     if not any(map(str.strip, texts.values())):
         raise UserError("nothing to read there. Errors go to the standard error: add 2>&1.")
@@ -91,9 +77,7 @@ def _parts(name: str, size: int) -> Iterator[str]:
     file = io.BufferedReader(raw)
     start = file.peek(4)
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors")) or start.startswith(b"PK\x03\x04"):
-        tells = name.isprintable() and len(name) < 280 and name != "-"
-        path = shlex.quote(re.sub("^-", "./-", name)) if tells else "..."
-        raise UserError(f"{name} holds no text. If it is a checkpoint: torchclinic inspect {path}")
+        raise UserError(f"{name} holds no text. Of a checkpoint, ask torchclinic inspect.")
     of_windows = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "utf-16" if of_windows else "utf-8-sig"
     with io.TextIOWrapper(file, encoding, "replace", newline="\n") as text:
@@ -102,35 +86,22 @@ def _parts(name: str, size: int) -> Iterator[str]:
             yield part.replace("\0", "")
 
 
-def _text(name: str, most: int, size: int) -> str:
-    """A log if it has at most `most` parts of that `size`, else what tells most of it.
-
-    Left out is a part if neither it nor the one before or after it has a pattern of the catalogue
-    or a sign of an error; and if others are more than `most`, those in the middle. The last stays.
-    """
+def _text(name: str, most: int) -> str:
+    """A log; of one with more than `most` characters, the first half of these and the last."""
+    size = min(PART, most // 4)
+    half = most // size // 2
     parts = _parts(name, size)
-    begun, more = list(islice(parts, most)), list(islice(parts, 1))
-    if not more:
-        return "".join(begun)
-    kept, this, tells, near, line, cut = [], [], False, "", 1, False
-    for number, part in enumerate(chain(begun, more, parts)):
-        near += "".join(squeeze(part))
-        before, tells = tells, any(map(signs, (part[:5000], part)))  # often at its start
-        tells = tells or bool(places_by_entry(near))
-        kept += this if tells and kept[-1:] != this else []
-        this, near, line = [(number, line, part)], near[-SPAN:], line + part.count("\n")
-        kept += this if tells or before else []
-        if len(kept) > most:
-            del kept[most // 2]
-            cut = True
-    texts, begins, lines, after = [], [], 0, 0
-    for number, line, part in kept + (this if kept[-1:] != this else []):
-        gap = "" if number == after else f"\n{'.' * (GAP + 1)}\n"  # no pattern spans it
-        begins.append((lines + gap.count("\n"), line))
-        texts.append(gap + part)
-        lines, after = lines + texts[-1].count("\n"), number + 1
-    log = Shortened("".join(texts))
-    log.begins, log.cut = begins, cut
+    begun, last = "".join(islice(parts, half)), deque[str]()
+    line, cut = 1 + begun.count("\n"), False
+    for part in parts:
+        last.append(part)
+        if len(last) > half:
+            line, cut = line + last.popleft().count("\n"), True
+    if not cut:
+        return begun + "".join(last)
+    # No pattern spans the gap.
+    log = WithoutMiddle(f"{begun}\n{'.' * (GAP + 1)}\n{''.join(last)}")
+    log.begins = ((0, 1), (begun.count("\n") + 2, line))
     return log
 
 

@@ -5,13 +5,11 @@ the letters, digits and signs of each line, without any white space.
 """
 
 import re
-from bisect import bisect_right
+from array import array
 from functools import lru_cache
-from itertools import accumulate
 
 from torchclinic.errors.entries import page
 
-COUNTED = 1000
 # The name of an environment, such as .../envs/torch/lib/python3.12, says nothing of the program.
 ENVIRONMENT = r"envs[/\\]{1,2}[\w.-]{1,60}"
 COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]|\\u001b|\\x1b|\\033|\^\[(?=\[)"
@@ -73,11 +71,10 @@ def rank_of(lines: list[str], number: int) -> str:
 
 
 @lru_cache(1)  # a line of megabytes may have hundreds of matches
-def _counted(line: str) -> tuple[str, list[int]]:
-    """A line before it is squeezed, and what is left of it before each `COUNTED` characters."""
+def _places(line: str) -> tuple[str, array]:
+    """A line before it is squeezed, and where in it each squeezed character stands."""
     line = unprefixed(line)
-    parts = (line[start : start + COUNTED] for start in range(0, len(line), COUNTED))
-    return line, [0, *accumulate(len(_ascii(part)) for part in parts)]
+    return line, array("I", (at for at, sign in enumerate(line) if "!" <= sign <= "~"))
 
 
 def excerpt(line: str, place: int, most: int = 240) -> str:
@@ -85,12 +82,8 @@ def excerpt(line: str, place: int, most: int = 240) -> str:
     line = line if len(line) > 10 * most else without_colours(line)
     start = 0
     if len(line) > most:
-        line, counts = _counted(line)
-        start = bisect_right(counts, place) * COUNTED - COUNTED
-        place -= counts[start // COUNTED]
-        near = line[start : start + COUNTED]
-        start += bisect_right(range(len(near)), place, key=lambda end: len(_ascii(near[:end]))) - 1
-        start = max(0, start - most // 4)  # with what stands before it
+        line, places = _places(line)
+        start = max(0, places[place] - most // 4 if places else 0)  # with what stands before it
     # A terminal would obey what else is in a log.
     shown = "".join(c if c.isprintable() else " " for c in line[start : start + most])
     shown = " ".join(shown.split())
