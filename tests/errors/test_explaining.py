@@ -299,7 +299,7 @@ def test_where_no_entry_is_likely_what_decides_is_asked(explain):
     for said, kind, ask in [
         ("My colleague in Graz has the same cards, and goes home earlier", "", telling.NOT_CLOSE),
         (
-            "We save the file in the evening, and see the old one next morning",
+            "We save the file, and see the old one in the morning",
             "files",
             "torchclinic inspect FILE",
         ),
@@ -322,38 +322,29 @@ def test_where_no_entry_is_likely_what_decides_is_asked(explain):
             assert f"Then: - {first}" in " ".join(out.split())
             assert " ".join(told["deciding"]["cases"][0].split()) == first
             assert told["deciding"]["read"] == entries.page("deciding")[kind]["read"]
-    assert asking.decides("It loads the checkpoint, and the memory grows")[0] == "memory"
     for said, kind in [
+        ("It loads the checkpoint, and the memory grows", "memory"),
         ("our lab's net isn't slow", ""),
         ("It is not really slow. The accuracy is bad", "learning"),
-        ("It is not a hang, the training is slow in Graz", "slow"),
         ("This is not a memory leak. The accuracy is bad", "learning"),
         ("no oom, the epoch is longer", "slow"),
-        ("what batch size should our lab take", ""),
-        ("Which map location is meant here", ""),
         ("swap the two layers please", ""),
+        ("the loop of our lab stands", ""),
     ]:
         assert asking.decides(said)[0] == kind, said
-    for said, kind, case in [
-        ("each worker needs more memory", "memory", "- The computer's: start with"),
-        ("In Graz swap fills up at night", "memory", "- The computer's: start with"),
-        ("We see a lot more GPU memory with FSDP in Graz", "memory", "- With FSDP or ZeRO"),
-        ("mAP is 0 since we moved", "learning", "- A metric is 0"),
-        ("our net only knows one class in Graz", "learning", "- Always one class"),
-        ("numbers lower than reported, at our lab", "results", "- Other numbers than a"),
-        ("compiled, the net of our lab is slower", "slow", "- Slower with `torch.compile`"),
-        ("it hangs in Graz, where each process binds a free port", "hangs", "- At the start"),
-        ("DDP hangs with multiple cards of ours, only in process 0", "hangs", "- While one rank"),
-        ("our DataParallel leaves some cards' memory at zero", "memory", "- Only on the first"),
-        ("a pretrained net's loss starts at 13 in Graz", "learning", "- Already the first"),
-        ("our lab's net does not converge with grad accum of 8", "learning", "- N times"),
-        ("the loop of our lab stands", "", ""),
+    for said, case in [
+        ("each worker needs more memory", "- The computer's: start with"),
+        ("We see a lot more GPU memory with FSDP in Graz", "- With FSDP or ZeRO"),
+        ("mAP is 0 since we moved", "- A metric is 0"),
+        ("numbers lower than reported, at our lab", "- Other numbers than a"),
+        ("compiled, the net of our lab is slower", "- Slower with `torch.compile`"),
+        ("it hangs in Graz, where each process binds a free port", "- At the start"),
+        ("our lab's net does not converge with grad accum of 8", "- N times"),
     ]:
-        assert asking.decides(said)[0] == kind, said
         out = explain(given=said.encode())[1]
         # What decides is asked first: a case that only seems to be meant would mislead.
-        assert not kind or not out.split("\n\n")[1].startswith("- "), said
-        assert not kind or re.search(r"(?s)\n\n(- .*)", out)[1].startswith(case), said
+        assert not out.split("\n\n")[1].startswith("- "), said
+        assert re.search(r"(?s)\n\n(- .*)", out)[1].startswith(case), said
     error = "TypeError: 'momentum' is an invalid keyword argument for Unpickler()"
     printed = explain(given=f"{error}\n\nIt comes as I load a checkpoint\n".encode())[1]
     assert telling.DECIDES not in printed  # the message asks for itself
