@@ -43,7 +43,8 @@ document.addEventListener("DOMContentLoaded", () => {
     summary.setAttribute("aria-label", summary.closest("li").querySelector("a").textContent.trim());
   // A long name breaks after a dot, an underscore, a bracket, and before a word's capital, but not in cuDNN.
   for (const name of all(":is(.bd-article, .bd-sidebar-secondary) code > .pre, .bd-sidebar-secondary a.nav-link:not(:has(*))"))
-    name.replaceChildren(...name.textContent.split(/(?<=[._(])(?=.)|(?<=[a-z]{3})(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
+    if (name.textContent.length > 24) name.replaceChildren(...name.textContent.split(/(?<=\w[._(])(?=.)|(?<=[a-z]{3})(?=[A-Z])/).flatMap((part) => [part, make("wbr")]).slice(0, -1));
+  for (const code of all(".highlight pre")) code.classList.toggle("room", code.textContent.indexOf("\n") < 34); // for the button beside its first line
   for (const line of all(".highlight-udiff pre > span:not(:empty)"))
     line.replaceChildren(...line.textContent.split(/(?<=[.(,])(?=\S)/).flatMap((part) => [part, make("wbr")]));
   // The menu shows the parts, and the pages of the one that is read.
