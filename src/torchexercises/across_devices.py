@@ -21,9 +21,7 @@ def visible_gpus(visible_gpus) -> None:
         ("0,-1,1", 2, [0], {"goes on after the negative index": [0, 1]}),
         ("0,7,1", 2, [0], {"goes on after an index that is not there": [0, 1]}),
         ("0,2,1", 2, [0], {"has GPU 2 of two, counted from 0": [0, 2, 1]}),
-        ("1,1", 2, [], {"has the GPU that is there twice": [1]}), ("0,2,0", 3, [], {}),
-        ("10,2", 12, [10, 2], {}),
-        ("0,-1,0", 2, [0], {"is that of an index twice, but the list ended before": []}),
+        ("1,1", 2, [], {"has the GPU that is there twice": [1]}), ("10,2", 12, [10, 2], {}),
     ):  # fmt: skip
         expect(
             f"for {value!r} and {gpus} GPUs, the list", visible_gpus(value, gpus), right, mistakes
@@ -39,12 +37,10 @@ def moving_table(Positions) -> None:
     expect("the list of parameters", sorted(n for n, _ in model.named_parameters()), names, trained)
     saved = {"has the table: an older checkpoint lacks that key": [*names, "table"]}
     expect("the state dict", sorted(model.state_dict()), names, saved)
-    for factor in (1.0, 2.0):
-        state = {"layer.weight": torch.full((2, 4), factor), "layer.bias": torch.ones(2)}
-        model.load_state_dict(state)
-        right = (factor * (x + torch.arange(4.0))).sum(1, keepdim=True).expand(3, 2) + 1
-        without = {"lacks the positions": right - 6 * factor}
-        expect("the output on the CPU", unchanged(model, "x")(x).detach(), right, without)
+    model.load_state_dict({"layer.weight": torch.ones(2, 4), "layer.bias": torch.ones(2)})
+    right = (x + torch.arange(4.0)).sum(1, keepdim=True).expand(3, 2) + 1
+    without = {"lacks the positions": right - 6}
+    expect("the output on the CPU", unchanged(model, "x")(x).detach(), right, without)
     whole = nn.Sequential(model).to("cuda:1")
     for name in where_is(whole).odd:
         raise Wrong(f"if a model that it is a part of moves, {name[2:]} is still on the CPU")

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Integral
 from unittest import mock
 
 import torch
@@ -34,9 +33,7 @@ def indices_of(indices_of) -> None:
     def drawn(rank, ranks, n, epoch, seed):
         torch.manual_seed(rank)  # as programs do that want other noise on each rank
         before = torch.get_rng_state()
-        indices = list(indices_of(rank, ranks, n, epoch, seed))
-        if not all(isinstance(i, Integral) for i in indices):
-            raise Wrong(f"what is returned is no list of numbers, but of {indices[0]!r:.40}")
+        indices = [int(i) for i in indices_of(rank, ranks, n, epoch, seed)]
         if not torch.equal(torch.get_rng_state(), before):
             raise Wrong("it changes which random numbers the program draws afterwards")
         return indices
@@ -102,7 +99,6 @@ def all_stop(all_stop) -> None:
 def average_gradients(average_gradients) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     net = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("first", "frozen", "unused", "last")})
-    net["last_block"] = nn.Sequential(nn.Linear(3, 2))
     net["last_half"] = nn.Linear(2, 1, dtype=torch.bfloat16)
     net["frozen"].requires_grad_(False)
     net["last"].bias = net["first"].bias  # tied
@@ -112,13 +108,11 @@ def average_gradients(average_gradients) -> None:
             numbers = torch.arange(1, parameter.numel() + 1).reshape(parameter.shape)
             of_rank_0[name] = numbers.to(parameter.dtype) + i
             parameter.grad = of_rank_0[name] * (rank + 1) ** 2
-    block = net.get_parameter("last_block.0.weight")
-    block.grad = of_rank_0["last_block.0.weight"].t().contiguous().t() * (rank + 1) ** 2
     with sets_differ(net):
         average_gradients(net)
     total = sum((r + 1) ** 2 for r in range(ranks))
     for name, parameter in net.named_parameters():
-        what = f"the gradient of {name}" + " (not contiguous)" * (parameter is block)
+        what = f"the gradient of {name}"
         if (grad := of_rank_0.get(name)) is None:
             expect(what, parameter.grad, None)
             continue
@@ -140,8 +134,7 @@ def broadcast_model(broadcast_model) -> None:
         net.get_buffer("1.running_mean").fill_(seed)
         net.get_buffer("1.num_batches_tracked").fill_(seed + 2**40 + 1)
         net[1].register_buffer("mask", torch.tensor([seed > 0, True]), persistent=False)
-        net.append(nn.Linear(2, 1, dtype=torch.bfloat16))
-        return net.append(nn.Conv2d(2, 1, 2).to(memory_format=torch.channels_last))
+        return net.append(nn.Linear(2, 1, dtype=torch.bfloat16))
 
     def all_of(net):
         return dict([*net.named_parameters(remove_duplicate=False), *net.named_buffers()])
@@ -152,8 +145,7 @@ def broadcast_model(broadcast_model) -> None:
     with sets_differ(net):
         broadcast_model(net)
     for name, found in all_of(net).items():
-        what = name + " (not contiguous)" * (not found.is_contiguous())
-        expect(what, found, first[name], {"is this rank's own, not rank 0's": mine[name]})
+        expect(name, found, first[name], {"is this rank's own, not rank 0's": mine[name]})
     if [id(t) for t in all_of(net).values() if isinstance(t, nn.Parameter)] != tensors:
         raise Wrong("the parameters are new tensors, which the optimizer does not know")
 
@@ -181,20 +173,16 @@ def buckets(buckets) -> None:
         expect(f"for sizes {sizes} and a cap of {cap}, what is returned", found, right, mistakes)
 
 
-class _OnlySends(TorchDispatchMode):
-    """Notes how many numbers are sent, and lets no collective through."""
+class _Sends(TorchDispatchMode):
+    """Notes how many numbers are sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "c10d" in func.namespace:
-            if func._opname == "send":
-                self.sent += [tensor.numel() for tensor in tensors_in(args)]
-            elif "recv" not in func._opname:
-                name = func._opname.strip("_")
-                raise Wrong(f"{name} does it for you: use send and recv, or isend and irecv")
+        if "c10d" in func.namespace and func._opname == "send":
+            self.sent += [tensor.numel() for tensor in tensors_in(args)]
         return func(*args, **(kwargs or {}))
 
 
@@ -205,7 +193,7 @@ def ring_all_reduce(ring_all_reduce) -> None:
     for n, dtype, more in ((12, torch.float32, 0.5), *ints, (6, torch.int64, 2**40)):
         x = torch.arange(n, dtype=dtype) + 10 * rank + more
         mine = x.clone()
-        with _OnlySends() as watched:
+        with _Sends() as watched:
             found = ring_all_reduce(x)
         right = (torch.arange(n, dtype=dtype) + more) * ranks + 10 * sum(range(ranks))
         mistakes = {"is this rank's own": mine, "is the average": right / ranks}

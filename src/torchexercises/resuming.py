@@ -6,8 +6,6 @@ import itertools
 import os
 import signal
 import tempfile
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -174,9 +172,6 @@ def pack_and_unpack(pack, unpack) -> None:
     expect("the next losses", again.go_on(9), losses)
 
 
-EXCHANGES = "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_object"
-
-
 @on_ranks("16", 15, hint="The handler notes it. After each step, all_reduce it with MAX.")
 def train_until_told(train_until_told) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -199,34 +194,3 @@ def train_until_told(train_until_told) -> None:
             raise Wrong("the handler that was set before is not set again at the end")
     with as_with_nccl() as device:
         expect("of 0 steps, what is returned", train_until_told(lambda i: None, 0, device), 0)
-        _all_leave_together(train_until_told, device)
-
-
-def _all_leave_together(train_until_told, device: torch.device) -> None:
-    """Also where a rank is told while it exchanges who was told."""
-    store, rank, calls = dist.distributed_c10d._get_default_store(), dist.get_rank(), []
-
-    def told_meanwhile(collective):
-        def exchange(*args, **kwargs):
-            store.set(f"exchange {len(calls)} of rank {rank}", "")
-            calls.append(collective)
-            if rank == 1 and len(calls) == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return collective(*args, **kwargs)
-
-        return exchange
-
-    with ExitStack() as patches:
-        for name in EXCHANGES:
-            told = told_meanwhile(getattr(dist, name))
-            patches.enter_context(mock.patch.object(dist, name, told))
-        steps = train_until_told(lambda i: None, 9, device)
-    store.set(f"left {rank}", str(steps))
-    ranks = range(dist.get_world_size())
-    for other in ranks:
-        while not store.check([f"left {other}"]):
-            if store.check([f"exchange {len(calls)} of rank {other}"]):  # it waits for this rank
-                raise Wrong("a rank that is told while all exchange their flags leaves alone")
-            time.sleep(0.01)
-    every = [int(store.get(f"left {other}")) for other in ranks]
-    expect("the steps done, by rank", every, [steps] * len(ranks))

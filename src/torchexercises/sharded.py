@@ -97,7 +97,7 @@ def rows_to_read(rows_to_read) -> None:
 
     for n, before, after in ((64, 2, 4), (64, 4, 2), (10, 4, 3), (10, 3, 4), (5, 4, 1), (3, 2, 8)):
         whole = torch.arange(n)
-        saved, evenly = whole.chunk(before), whole.tensor_split(before)
+        saved = whole.chunk(before)
         for rank, mine in enumerate((*whole.chunk(after), *[whole[:0]] * after)[:after]):
             right = ranges(saved, mine.tolist())
             mistakes = {
@@ -109,9 +109,6 @@ def rows_to_read(rows_to_read) -> None:
                 "reads all of each file that is needed": [
                     part for part in ranges(saved) if part[0] in [file for file, *_ in right]
                 ],
-                "cuts evenly, as `tensor_split` does": ranges(
-                    evenly, whole.tensor_split(after)[rank].tolist()
-                ),
             }
             label = f"{n} rows, saved on {before} ranks: what rank {rank} of {after} reads"
             found = [tuple(part) for part in rows_to_read(n, before, after, rank)]

@@ -26,14 +26,6 @@ class visible_gpus:
                 found.append(index)
         return found
 
-    def twice_anywhere(value, gpus):
-        """is that of an index twice, but the list ended before"""
-        found = list(range(gpus)) if value is None else [int(i) for i in value.split(",") if i]
-        if len(set(found)) < len(found):
-            return []
-        end = next((i for i, index in enumerate(found) if not 0 <= index < gpus), len(found))
-        return found[:end]
-
     def not_set_is_empty(value, gpus):
         """is that of an empty list: not set hides none"""
         return [int(index) for index in (value or "").split(",") if index]
@@ -106,15 +98,6 @@ class left_behind:
                     found += [f"{path}.{name}".lstrip(".")]
         return sorted(found) if [*model.parameters()] else []
 
-    def first_of_each_module(model):
-        """StopIteration"""
-        if not [*model.parameters()]:
-            return []
-        first = next(model.parameters()).device
-        odd = [n for n, m in model.named_modules() if next(m.parameters()).device != first]
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        return sorted(n for n, t in tensors if t.device != first or n.rpartition(".")[0] in odd)
-
     def of_the_modules(model):
         """right"""
         found = []
@@ -158,11 +141,6 @@ class train:
     def loss_brought_back(model, batches, device):
         """on cuda:1, all runs, but the loss that is returned is on cpu"""
         return loop(model, batches, device).cpu()
-
-    def shapes_alone(model, batches, device):
-        """the loss on cuda:1 is"""
-        moved = [torch.zeros_like(x, device=device) if device != "cpu" else x for x, _ in batches]
-        return loop(model, [*zip(moved, [y for _, y in batches], strict=True)], device)
 
     def set_as_default(model, batches, device):
         """right"""

@@ -5,12 +5,6 @@ import torch.distributed as dist
 
 
 class average_gradients:
-    def copied(net):
-        """the gradient of last_block.0.weight (not contiguous) is your own"""
-        for grad in [p.grad for p in net.parameters() if p.grad is not None]:
-            dist.all_reduce(grad := grad.contiguous())
-            grad /= dist.get_world_size()
-
     def summed(net):
         """is summed, not divided by the number of ranks"""
         for parameter in net.parameters():
@@ -44,10 +38,6 @@ def _order(n, seed):
 
 
 class indices_of:
-    def a_tensor(rank, ranks, n, epoch, seed):
-        """what is returned is no list of numbers, but of tensor("""
-        return torch.tensor(indices_of.in_blocks(rank, ranks, n, epoch, seed))
-
     def uneven(rank, ranks, n, epoch, seed):
         """10 samples on 4 ranks: the ranks have [2, 3] samples, so one would wait"""
         return _order(n, seed + epoch)[rank::ranks]
@@ -127,11 +117,6 @@ class all_stop:
 
 
 class broadcast_model:
-    def copied(net):
-        """4.weight (not contiguous) is this rank's own, not rank 0's"""
-        for tensor in (*net.parameters(), *net.buffers()):
-            dist.broadcast(tensor.detach().contiguous(), 0)
-
     def in_a_set(net):
         """a rank that it exchanges with has returned, or sends tensors of other sizes"""
         for tensor in {*net.parameters(), *net.buffers()}:
@@ -166,10 +151,6 @@ class broadcast_model:
 
 
 class buckets:
-    def exhausted(sizes, cap):
-        """yield next(iter(()))"""
-        yield next(iter(()))
-
     def forwards(sizes, cap):
         """begins with the first parameter, whose gradient comes last"""
         return [[len(sizes) - 1 - i for i in part] for part in buckets.by_sum(sizes[::-1], cap)]
@@ -212,11 +193,6 @@ def _ring(x, exchange):
 
 
 class ring_all_reduce:
-    def all_reduced(x):
-        """allreduce does it for you: use send and recv, or isend and irecv"""
-        dist.all_reduce(x)
-        return x
-
     def one_exchange(x):
         """(Right on 2 ranks.)"""
         _rank, _ranks, right, left = _neighbours()

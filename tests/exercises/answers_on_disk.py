@@ -37,23 +37,6 @@ class load_body:
         model.load_state_dict(fitting, strict=False)
         return sorted(own.keys() - state.keys())
 
-    def names_the_first(model, state):
-        """The case was: where no entry fits, of 0."""
-        own = model.state_dict()
-        fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
-        if not fitting:
-            raise ValueError(f"no entry fits; the first of them is {next(iter(state))}")
-        model.load_state_dict(fitting, strict=False)
-        return sorted(own.keys() - fitting.keys())
-
-    def missing_keys(model, state):
-        """what is returned lacks what only load_state_dict takes as loaded"""
-        own = model.state_dict()
-        fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
-        if not fitting:
-            raise ValueError("no entry fits")
-        return sorted(model.load_state_dict(fitting, strict=False).missing_keys)
-
     def copied(model, state):
         """right"""
         left = []

@@ -43,10 +43,6 @@ class train_step:
 
 
 class evaluate:
-    def all_loaded_first(net, batches):
-        """4 batches are kept at once, where 3 would do"""
-        return evaluate.weighted(net, list(batches))
-
     def mean_of_means(net, batches):
         """the loss is the mean of the batches' means"""
         was, losses, right = net.training, [], 0

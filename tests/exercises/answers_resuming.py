@@ -202,10 +202,6 @@ class train_until_told:
         """if ranks [0, 1] are told in step 2, the number of steps done is 6, not 3"""
         return _told(lambda told: _any_rank(told, device, dist.ReduceOp.SUM) == 1)(step, steps)
 
-    def leaves_alone(step, steps, device):
-        """a rank that is told while all exchange their flags leaves alone"""
-        return _told(lambda told: _any_rank(told, device) or told)(step, steps)
-
     def the_index(step, steps, device):
         """what is returned is the last step, 3: count it"""
         return _told(_gathered, minus=1)(step, steps)

@@ -120,16 +120,6 @@ class rows_to_read:
             (file, *(_rows(rows, before, file)[i] + (i < 0) for i in (0, -1))) for file in needed
         ]
 
-    def evenly(rows, before, after, rank):
-        """10 rows, saved on 4 ranks: what rank 1 of 3 reads cuts evenly"""
-
-        def cut(ranks, rank):
-            first = rank * (rows // ranks) + min(rank, rows % ranks)
-            return {*range(first, first + rows // ranks + (rank < rows % ranks))}
-
-        both = [(file, cut(before, file) & cut(after, rank)) for file in range(before)]
-        return [(file, min(rows), max(rows) + 1) for file, rows in both if rows]
-
     def empty_pieces(rows, before, after, rank):
         """what rank 0 of 4 reads is [(0, 0, 16), (1, 32, 16)], not [(0, 0, 16)]"""
         mine, found = _rows(rows, after, rank), []
