@@ -316,18 +316,6 @@ def test_a_real_gpu_is_chosen_and_described():
     assert bf16 == "native" if native else bf16 in {"emulated", "no"}
 
 
-@pytest.mark.gpu
-def test_a_layer_left_on_the_cpu_is_found_out_on_a_real_gpu():
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).to("cuda")
-    x = torch.zeros(8, 4, device="cuda")
-    assert find_mismatch(model, x) is None
-    model[2].to("cpu")
-    found = find_mismatch(model, x)
-    assert found.tensors == {"argument 0": CUDA0, "2.weight": CPU, "2.bias": CPU}
-    assert "Expected all tensors to be on the same device" in found.error
-    assert where_is(model, x).odd == {"2.weight": CPU, "2.bias": CPU}
-
-
 # --- who holds the memory? ----------------------------------------------------------------------
 
 

@@ -58,13 +58,16 @@ def child(code, **env):
     return subprocess.check_output(command, env=env, text=True, timeout=180).split()
 
 
-def in_ranks(function, *args):
-    """Run function(rank, world, *args) in two processes, each with its GPU, in an NCCL group."""
+def in_ranks(function):
+    """A test that runs function(rank, world, folder) in two processes with a GPU each, on NCCL."""
 
-    def ranked():
-        function(dist.get_rank(), dist.get_world_size(), *args)
+    def test(tmp_path):
+        def ranked():
+            function(dist.get_rank(), dist.get_world_size(), str(tmp_path))
 
-    launch(ranked, backend="nccl", timeout=240)
+        launch(ranked, backend="nccl", timeout=240)
+
+    return test
 
 
 # Devices and indices.
@@ -418,7 +421,9 @@ def test_the_parallel_functions_split_copy_and_gather_over_gpus():
 # Processes: ranks on NCCL.
 
 
-def _ddp_gradients(rank, world):
+@multigpu("docs notes/ddp.html; test/distributed/test_c10d_nccl.py")
+@in_ranks
+def test_ddp_gradients_are_those_of_one_process(rank, world, folder):
     torch.manual_seed(0)
     alone, x = nn.Linear(3, 2).cuda(), torch.randn(2 * world, 3).cuda()
     model = nn.parallel.DistributedDataParallel(copy.deepcopy(alone), device_ids=[rank])
@@ -427,22 +432,16 @@ def _ddp_gradients(rank, world):
     torch.testing.assert_close(model.module.weight.grad, alone.weight.grad)
 
 
-@multigpu("docs notes/ddp.html; test/distributed/test_c10d_nccl.py")
-def test_ddp_gradients_are_those_of_one_process():
-    in_ranks(_ddp_gradients)
-
-
-def _cpu_tensor(rank, world):
+@multigpu("ProcessGroup.hpp getBackend; github.com/zai-org/CogVLM/issues/328")
+@in_ranks
+def test_an_nccl_group_has_no_backend_for_a_cpu_tensor(rank, world, folder):
     with says("No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(1))
 
 
-@multigpu("ProcessGroup.hpp getBackend; github.com/zai-org/CogVLM/issues/328")
-def test_an_nccl_group_has_no_backend_for_a_cpu_tensor():
-    in_ranks(_cpu_tensor)
-
-
-def _collectives(rank, world):
+@multigpu("docs torch.distributed (all_gather_object, scatter, reduce_scatter_tensor)")
+@in_ranks
+def test_nccl_gathers_objects_scatters_and_reduce_scatters(rank, world, folder):
     objects = [None] * world
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": i} for i in range(world)]
@@ -454,12 +453,9 @@ def _collectives(rank, world):
     assert out.item() == rank * world
 
 
-@multigpu("docs torch.distributed (all_gather_object, scatter, reduce_scatter_tensor)")
-def test_nccl_gathers_objects_scatters_and_reduce_scatters():
-    in_ranks(_collectives)
-
-
-def _fsdp(rank, world):
+@multigpu("docs distributed.fsdp.fully_shard; test/distributed/_composable/fsdp")
+@in_ranks
+def test_fully_shard_shards_on_dim_0_and_trains_as_one_process_does(rank, world, folder):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
@@ -475,12 +471,9 @@ def _fsdp(rank, world):
     torch.testing.assert_close(model.weight.grad.full_tensor(), alone.weight.grad)
 
 
-@multigpu("docs distributed.fsdp.fully_shard; test/distributed/_composable/fsdp")
-def test_fully_shard_shards_on_dim_0_and_trains_as_one_process_does():
-    in_ranks(_fsdp)
-
-
-def _dtensor_and_dcp(rank, world, folder):
+@multigpu("docs distributed.tensor, distributed.checkpoint (load-time resharding)")
+@in_ranks
+def test_a_dtensor_lies_on_its_ranks_gpu_and_dcp_loads_it_resharded(rank, world, folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -497,11 +490,6 @@ def _dtensor_and_dcp(rank, world, folder):
     dcp.load({"x": y}, checkpoint_id=folder)
     assert y.to_local().tolist() == [0, 1, 2, 3]
     assert y.to_local().get_device() == rank
-
-
-@multigpu("docs distributed.tensor, distributed.checkpoint (load-time resharding)")
-def test_a_dtensor_lies_on_its_ranks_gpu_and_dcp_loads_it_resharded(tmp_path):
-    in_ranks(_dtensor_and_dcp, str(tmp_path))
 
 
 # Processes: workers, forks, and what is visible.

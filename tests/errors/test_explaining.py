@@ -499,13 +499,6 @@ def test_of_several_logs_the_rank_that_failed_first_is_named(explain, tmp_path, 
         assert told["matches"][:1] == [m for m in told["matches"] if m["file"] == [*texts][-1]]
 
 
-def test_of_one_log_the_rank_that_torchrun_or_srun_names_is_told(explain):
-    named = f"{LOG}\nsrun: error: gpu07: task 2: Exited with exit code 1\n".encode()
-    assert explain(given=named)[1].startswith("The first that srun names is task 2 on gpu07")
-    assert json.loads(explain("--json", given=named)[1])["first_to_fail"]["rank"] == "task 2"
-    assert "first_to_fail" not in json.loads(explain("--json", given=LOG.encode())[1])
-
-
 @pytest.mark.slow
 def test_what_torchrun_logged_is_read_from_its_folder_or_its_files(explain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

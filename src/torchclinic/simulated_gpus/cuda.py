@@ -40,9 +40,8 @@ def wait(*_: Any) -> None:
 
 
 def wait_unless_pytorch(*_: Any) -> None:
-    if (
-        not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
-    ):  # as it does to save
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    if not caller.startswith("torch."):  # which waits to save
         wait()
 
 
@@ -169,13 +168,6 @@ CHIP |= {"L2_cache_size": 4 << 20, "is_integrated": 0, "is_multi_gpu_board": 0, 
 
 class Properties(types.SimpleNamespace):
     """What `get_device_properties` returns."""
-
-    def __repr__(self):
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory >> 20}MB, "
-            f"multi_processor_count={self.multi_processor_count})"
-        )
 
 
 # --- devices ------------------------------------------------------------------------------------
