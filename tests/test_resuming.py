@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from running import NO_CHECKSUMS, alive, limited
+from running import alive, limited
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_leaves_with_path, tree_structure
 from torch.utils.data import Subset, TensorDataset
@@ -30,7 +30,6 @@ from torchladder.training import train
 
 BATCH, STEPS = 32, 7  # 210 images: seven steps an epoch, the last of 18 images
 ON_TWO_RANKS = {"world_size": 2, "rung": "ddp", "batch_size": BATCH // 2}
-ON_THREE_RANKS = {"world_size": 3, "rung": "ddp", "batch_size": 11}
 
 
 def small_data(count=21):
@@ -58,12 +57,8 @@ def tanh_net():
     return net
 
 
-def trained(
-    folder, *, die_after=None, net=new_net, data=None, rank_to_die=0, adam=False, **options
-):
+def trained(folder, *, die_after=None, net=new_net, data=None, rank_to_die=0, **options):
     """Train, or be killed after so many steps of this process."""
-    if adam:  # in a process of its own
-        torch.optim.SGD = lambda parameters, lr, **_: torch.optim.Adam(parameters, lr / 10)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     model, steps = net(), []
@@ -121,8 +116,7 @@ def killed(folder, die_after, **options):
         ([STEPS], {"checkpoint_every": None}),  # between two epochs
         ([2, 1, STEPS + 1], {"workers": 1}),  # before the first save, and twice after it
         pytest.param([STEPS + 5], {"precision": "fp16-mixed"}, marks=pytest.mark.long),
-        # From three ranks on, the order of a sum depends on the gradient's place in DDP's buckets.
-        ([STEPS + 5], {**ON_THREE_RANKS, "rank_to_die": 2, "adam": True}),
+        ([STEPS + 5], {**ON_TWO_RANKS, "rank_to_die": 1}),
     ],
 )
 def test_a_killed_run_ends_like_one_that_was_not_bit_for_bit(tmp_path, kills, options):
@@ -222,21 +216,6 @@ def test_another_optimizer_and_missing_keys_are_named(tmp_path):
     torch.save(net.state_dict(), tmp_path / "weights.pt")
     with pytest.raises(ValueError, match=r"weights.pt holds no training run; load_into"):
         checkpoint.load(tmp_path / "weights.pt", {"model": net})
-
-
-def test_an_expanded_buffer_is_loaded(tmp_path):
-    def model(row):
-        net = nn.Sequential(nn.Linear(2, 2))
-        net.register_buffer("rows", torch.tensor(row).expand(4, 2))
-        net.register_buffer("mask", torch.zeros(1).expand(10**14), persistent=False)  # not copied
-        net.append(nn.Module())
-        net[1].register_buffer("rows", net.rows)
-        return net
-
-    checkpoint.save(tmp_path, {"model": model([1.0, 2.0])}, step=1)
-    checkpoint.load(tmp_path, {"model": (new := model([0.0, 0.0]))})
-    assert new.rows.tolist() == [[1.0, 2.0]] * 4
-    assert new[1].rows is new.rows
 
 
 def test_a_state_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
@@ -423,16 +402,6 @@ def test_a_lock_that_is_held_and_says_nothing_of_a_run_is_not_printed(tmp_path):
             lock.flush()
             with pytest.raises(BlockingIOError, match="it has just begun"), sole_use(tmp_path):
                 pass
-
-
-def test_a_file_without_checksums_is_taken_as_it_is(tmp_path, capsys):
-    parts = {"model": nn.Linear(2, 2)}
-    path = checkpoint.save(tmp_path, parts, step=1)
-    saved = torch.load(path)
-    with NO_CHECKSUMS:
-        torch.save(saved, path)
-    assert checkpoint.load(tmp_path, parts)["step"] == 1
-    assert "damaged" not in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pickle
 import re
 import time
 import zipfile
@@ -188,7 +189,7 @@ def test_nothing_in_a_file_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = checkpoint.save("folder", linear(), step=1)
     torch.save(torch.load(path) | {"more": Touch()}, path)
-    with pytest.raises(ValueError, match=r"No checkpoint in .* is whole"):
+    with pytest.raises(pickle.UnpicklingError, match=r"GLOBAL .*open"):
         checkpoint.load(path, linear())
     assert not Path("ran").exists()
 
@@ -216,27 +217,6 @@ def test_a_checkpoint_of_another_run_that_was_brought_here_is_kept(tmp_path):
     names = [f"step_{step:08d}.pt" for step in (5, 6, 7, 999)]
     assert sorted(os.listdir(home)) == names
     assert checkpoint.load(home, linear(), run={"lr": 1})["step"] == 7
-
-
-def test_a_save_that_fails_leaves_foreign_files_their_names(tmp_path, capsys):
-    for name in ("step_00000001.pt", "best.pt"):
-        (tmp_path / name).write_text(f"my own {name}")
-    with full_disk(), pytest.raises(OSError, match="not saved"):
-        checkpoint.save(tmp_path, parts_of(nn.Linear(1000, 100)), step=1, best=True)
-    with pytest.raises(ValueError, match="not saved"):
-        checkpoint.save(tmp_path, linear(), step=1, best=True, more=object())
-    assert sorted(os.listdir(tmp_path)) == ["best.pt", "step_00000001.pt"]
-    assert all((tmp_path / name).read_text() == f"my own {name}" for name in os.listdir(tmp_path))
-    assert "aside" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", [torch.ones(3), float("nan")])
-def test_a_setting_that_does_not_equal_itself_is_refused_before_anything_is_written(
-    tmp_path, value
-):
-    with pytest.raises(ValueError, match=r"run\['w'\] is .* which no resumed run could equal"):
-        checkpoint.save(tmp_path, linear(), step=1, run={"w": value})
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_best_epoch_is_kept_beside_the_newest(tmp_path, monkeypatch):
@@ -279,19 +259,16 @@ def test_rank_0_writes_one_file_for_all_ranks_and_they_go_on_from_it(tmp_path):
         net = nn.Linear(2, 2)
         nn.init.constant_(net.weight, rank)  # ranks that reduce by hand
         ddp = DistributedDataParallel(nn.Linear(2, 2))
-        parts, keys = {"model": net, "ddp": ddp}, []
+        parts = {"model": net, "ddp": ddp}
         for step in range(3):
             time.sleep(0.5 * rank)
             checkpoint.save(tmp_path, parts, step=step, of_each_rank={"note": rank})
-            dist.barrier()
-            keys.append(dist.distributed_c10d._get_default_store().num_keys())
-            dist.barrier()
         expected = torch.rand(3)
         saved = checkpoint.load(tmp_path, parts)
         assert torch.equal(torch.rand(3), expected)
-        return list(saved["ddp"]), saved["note"], net.weight.sum().item(), keys[2] - keys[1]
+        return list(saved["ddp"]), saved["note"], net.weight.sum().item()
 
-    assert launch(run, timeout=300) == [(["weight", "bias"], [0, 1], 0.0, 0)] * 2
+    assert launch(run, timeout=300) == [(["weight", "bias"], [0, 1], 0.0)] * 2
     assert len(files_in(tmp_path)) == 3
 
 

@@ -148,17 +148,6 @@ def test_the_schedule_waits_while_the_scaler_skips_steps():
     assert rates[-1] == pytest.approx(1e-9 * (1 - moves / 12))
 
 
-def test_weights_that_have_no_gradient_decay_with_momentum_at_a_falling_rate():
-    samples = TensorDataset(torch.zeros(12, 4), torch.arange(12) % 3)
-    model, velocity = nn.Linear(4, 3), 0
-    weight = model.weight.detach().clone()
-    train(model, (samples, samples), epochs=2, batch_size=4, lr=0.1)
-    for step in range(6):
-        velocity = 0.9 * velocity + 5e-4 * weight
-        weight = weight - 0.1 * (1 - step / 6) * velocity
-    torch.testing.assert_close(model.weight.detach(), weight, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("every", [None, 1])
 def test_a_run_that_diverges_stops_with_a_clear_error_and_keeps_the_good_files(tmp_path, every):
     samples = TensorDataset(torch.eye(12), torch.arange(12) % 3)
@@ -231,6 +220,7 @@ def test_bad_arguments_are_named_before_anything_is_trained(data):
         (data, {"rung": "dp", "precision": "bf16-mixed"}, "DataParallel would compute in fp16"),
         (data, {"checkpoint_every": 3}, "checkpoint_every=3: name a checkpoint_dir"),
         ((as_pair(data)[0], []), {}, "test split is empty"),
+        (data, {"epochs": 0}, r"epochs=0, .*: give 1 or more, and a model such as MLP\(784\)"),
     ]:
         model = new_model()
         before = next(model.parameters()).clone()
@@ -239,6 +229,8 @@ def test_bad_arguments_are_named_before_anything_is_trained(data):
         assert torch.equal(before, next(model.parameters()))
     with pytest.raises(ValueError, match=r"Labels of shape \(2, 5\): give one class number per im"):
         evaluate(nn.Unflatten(1, (3, 5)), [(torch.zeros(2, 15), torch.zeros(2, 5).long())])
+    with pytest.raises(ValueError, match="give 1 or more, and a model such as"):
+        train(MLP, data)
 
 
 def test_rung_gpu_takes_the_first_gpu_or_says_why_there_is_none(monkeypatch):
@@ -278,9 +270,3 @@ def shared_buffer():
 def test_ranks_share_a_buffer_that_lies_in_memory_with_gaps():
     of_rank_0 = torch.arange(12.0).view(3, 4)[:, ::2].tolist()
     assert launch(shared_buffer, backend="gloo", show="none") == 2 * [of_rank_0]
-
-
-@pytest.mark.parametrize(("model", "epochs"), [(MLP, 1), (MLP(4), 0)])
-def test_a_class_for_a_model_and_no_epochs_are_refused(model, epochs):
-    with pytest.raises(ValueError, match=r"give 1 or more, and a model such as MLP\(784\)"):
-        train(model, None, epochs=epochs)

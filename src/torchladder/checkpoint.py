@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.serialization import config
 
-from torchclinic.modules import clone_expanded_buffers, unwrapped
+from torchclinic.modules import unwrapped
 from torchclinic.writing import LEFTOVER, atomic_file, sole_use
 from torchladder import __version__
 
@@ -94,8 +94,8 @@ def save(
     OSError
         If the disk is full, or not all ranks call this within ten minutes. Files stay as they were.
     ValueError
-        If two things have one name, a tensor is sharded, ``weights_only=True`` would not load
-        what was given, or a setting in `run` does not equal itself (a tensor, NaN).
+        If two things have one name, a tensor is sharded, or ``weights_only=True`` would not load
+        what was given.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def save(
     ...     print(path.name, list(torch.load(path)["model"]))
     step_00000007.pt ['weight', 'bias']
     """
-    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more], run or {})
+    _check_arguments(keep, step, [*parts, *(of_each_rank or ()), *more])
     path = Path(folder, f"step_{step:08d}.pt")
     rank, world_size = _meet(f"checkpoint.save to {path}", no_dist)
     by_rank = [{"rng": _rng_state(), **(of_each_rank or {})}] * world_size
@@ -167,11 +167,8 @@ def _saved(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _check_arguments(keep: int, step: int, names: list[str], run: Mapping[str, Any]) -> None:
+def _check_arguments(keep: int, step: int, names: list[str]) -> None:
     """Raise a ValueError before anything is written."""
-    for key, value in run.items():
-        if isinstance(value, Tensor) or value != value:
-            raise ValueError(f"run[{key!r}] is {value!r:.60}, which no resumed run could equal.")
     if keep < 1 or step < 0:
         raise ValueError(f"keep={keep}, step={step}: keep at least 1 file; steps count from 0.")
     # Of two things under one name, the second would replace the first in the file.
@@ -198,7 +195,7 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         # in between, the run goes on from before and finds it once more.
         with ExitStack() as files:
             for target in [path, path.with_name("best.pt")] if best else [path]:
-                files.enter_context(_out_of_the_way(target, is_ours))
+                _keep_foreign(target, is_ours)
                 _write(checkpoint, files.enter_context(atomic_file(target)))
     except OSError as error:
         what = f"{error.strerror or error}; not saved, and earlier checkpoints are as they were"
@@ -209,24 +206,14 @@ def _write_files(checkpoint: dict[str, Any], path: Path, keep: int, best: bool) 
         old.unlink(missing_ok=True)
 
 
-@contextmanager
-def _out_of_the_way(path: Path, is_ours: Callable[[dict], bool]) -> Iterator[None]:
-    """Rename what is there under a checkpoint's name, unless it is a whole one of this run.
-
-    If the block raises, it gets its name back.
-    """
+def _keep_foreign(path: Path, is_ours: Callable[[dict], bool]) -> None:
+    """Rename what is there under a checkpoint's name, unless it is a whole one of this run."""
     saved = _saved(path)
     if not os.path.lexists(path) or (saved and is_ours(saved) and not _why_damaged(path)):
-        yield
         return
     names = (path.with_name(f"{path.name}.aside-{i}") for i in itertools.count(1))
     aside = next(name for name in names if not os.path.lexists(name))
     path.rename(aside)
-    try:
-        yield
-    except BaseException:
-        aside.rename(path)
-        raise
     moved = f"{path.name} was no whole checkpoint of this run: it is {aside.name} now"
     print(moved, file=sys.stderr)
 
@@ -327,7 +314,7 @@ def load(
     _check_agreement(path.name, checkpoint, parts, run or {})
     # Models last: theirs has been compared, of another part's only the class.
     for name in sorted(parts, key=lambda name: isinstance(parts[name], nn.Module)):
-        clone_expanded_buffers(unwrapped(parts[name])).load_state_dict(checkpoint[name])
+        unwrapped(parts[name]).load_state_dict(checkpoint[name])
     _set_rng_state(checkpoint["rng"][rank % len(checkpoint["rng"])])
     if rank == 0:
         print(_message(path.name, checkpoint, world_size), file=sys.stderr, flush=True)
@@ -360,15 +347,10 @@ def _why_damaged(path: str | os.PathLike) -> str | None:
     with open(path, "rb") as file:  # whether it can be read at all is another question
         try:
             with zipfile.ZipFile(file) as archive:
-                # All 0 if written under torch.serialization.set_crc32_options(False).
-                checked = any(entry.CRC for entry in archive.infolist())
-                if checked and (wrong := archive.testzip()):
+                if wrong := archive.testzip():
                     return f"the checksum of {wrong} is not that of its content"
-            # Mapped, so that all but the tensors is read.
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # a damaged file can make them raise anything
-            lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()  # torch's may be coloured
-            return lines[0] if lines else type(error).__name__
+        except Exception as error:  # a damaged file can make it raise anything
+            return str(error) or type(error).__name__
     return None
 
 
@@ -481,8 +463,6 @@ def _meet(call: str, no_dist: bool) -> tuple[int, int]:
         raise TimeoutError(f"{call}: {waited}. {rule}") from error
     if len(calls := {store.get(key).decode() for key in keys}) > 1:
         raise ValueError(f"The ranks differ: {'; '.join(sorted(calls))}. {rule}")
-    if count > 1:  # whoever is here has read the keys of the meeting before
-        store.delete_key(f"torchladder/meeting {count - 1} of rank {rank}")
     return rank, world_size
 
 

@@ -62,8 +62,6 @@ class ImageData:
 
     def split(self, name: str) -> tuple[Tensor, Tensor]:
         """Images and labels of ``"train"`` or ``"test"``."""
-        if name not in ("train", "test"):
-            raise ValueError(f"No split {name!r}: there are 'train' and 'test'.")
         return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -102,9 +100,11 @@ def load_dataset(
     FileNotFoundError
         If the set, or one of its files, is not there.
     """
-    loaders = {"fashion_mnist_small": _fashion_mnist_small, "fashion_mnist": _fashion_mnist}
-    if name not in loaders:
-        raise ValueError(f"No data set {name!r}: there are {', '.join(loaders)}.")
+    if name == "fashion_mnist_small":
+        with np.load(BUNDLED) as arrays:  # a zip archive: its checksums are compared
+            return _fashion(name, arrays)
+    if name != "fashion_mnist":
+        raise ValueError(f"No data set {name!r}: there are fashion_mnist_small, fashion_mnist.")
     # Not Path.home(): a container's user may have none.
     folders = [Path(os.path.expanduser("~/.cache/torchladder")), _DEBIAN, _KAGGLE]
     if chosen := os.environ.get("TORCHLADDER_DATA"):
@@ -112,27 +112,20 @@ def load_dataset(
     if folder is not None:
         folders = [Path(folder)]
     try:
-        return loaders[name](folders)
+        return _fashion_mnist(folders)
     except FileNotFoundError:
         if not download:
             raise
         from torchvision import datasets
 
         datasets.FashionMNIST(folders[0], download=True)
-        return loaders[name](folders)
+        return _fashion_mnist(folders)
 
 
 def _find(folder: Path, *names: str) -> list[Path]:
     """Every file called one of `names`, up to four levels below `folder`."""
     patterns = ["*/" * depth + name for depth in range(5) for name in names]
     return [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
-
-
-def _fashion_mnist_small(folders: list[Path]) -> ImageData:
-    if not BUNDLED.exists():  # the package's source was copied without its data
-        return balanced_subset(_fashion_mnist(folders), 1200, 200)
-    with np.load(BUNDLED) as arrays:  # a zip archive: its checksums are compared
-        return _fashion("fashion_mnist_small", arrays)
 
 
 def _fashion_mnist(folders: list[Path]) -> ImageData:
@@ -270,17 +263,13 @@ def dataloader(
 def _dataset(data: ImageData | Sequence[Dataset], split: str) -> Dataset:
     if isinstance(data, ImageData):
         return _ImageSet(data, split)
-    if not (isinstance(data, tuple | list) and len(data) == 2):
+    kinds = [type(d) for d in data] if isinstance(data, tuple | list) else [type(data)]
+    if len(kinds) != 2 or any(issubclass(kind, IterableDataset) for kind in kinds):
         raise ValueError(
-            f"data is a {type(data).__name__}: give an ImageData or a pair (train_set, test_set)."
+            f"data is {' and '.join(k.__name__ for k in kinds)}: give an ImageData or a pair "
+            "(train_set, test_set) with an index. Chapter 10 shows how to shard an IterableDataset."
         )
-    dataset = data[("train", "test").index(split)]
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(
-            f"The {split} set is an IterableDataset, which cannot be dealt out to batches and "
-            "ranks by index. Chapter 10 shows how to shard one in a loop of your own."
-        )
-    return dataset
+    return data[("train", "test").index(split)]
 
 
 class DeviceBatches:

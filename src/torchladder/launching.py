@@ -11,7 +11,6 @@
 """
 
 import atexit
-import codecs
 import faulthandler
 import gc
 import importlib
@@ -42,7 +41,6 @@ from torchclinic.process_group import GROUP, PEER_IS_GONE
 
 # The first DDP or optimizer imports torch._dynamo, which takes a second: once, in the fork server.
 PRELOAD = ["torch", "torch._dynamo", "torch.nn.parallel", "torchladder.launching"]
-UTF8 = codecs.getincrementaldecoder("utf-8")
 # The beginning of our packages' names: what they call, as the judge of the exercises does, is the
 # reader's.
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch")
@@ -204,8 +202,6 @@ class _Rank:
     stack: Connection  # where it is, when asked by a signal or killed by an error
     printed: bytearray = field(default_factory=bytearray)
     live: bool = False  # what it prints is shown at once
-    # It is shown in pieces, and a piece may end within a character.
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     alive: bool = True  # as far as is known: see `_alive`
     received: bytearray = field(default_factory=bytearray)  # of its reply, so far
     reply: bytes | LaunchError | None = None  # what it returned, pickled; or why it did not
@@ -241,8 +237,7 @@ def _start(rank: int, world_size: int, port: int, job: bytes) -> _Rank:
     environment = os.environ | dict(zip(GROUP, map(str, values), strict=True))
     # What torchrun sets so that rank 0 joins its agent's store instead of opening one.
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if not re.fullmatch(r"0*[1-9]\d{0,3}", environment.get("OMP_NUM_THREADS", "")):
-        environment["OMP_NUM_THREADS"] = str(max(1, _cores() // world_size))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // world_size)))
     name = f"rank {rank} of {world_size}"
     process = context.Process(target=_run_rank, args=(name, job, environment, *theirs))
     process.start()
@@ -296,7 +291,7 @@ def _read_prints(r: _Rank) -> None:
     r.printed += piece
     del r.printed[:-KEPT]
     if r.live:
-        _show(r.decoder.decode(piece))
+        print(piece.decode(errors="replace"), end="", flush=True)
     if not piece:
         r.output.close()
 
@@ -314,11 +309,6 @@ def _read_reply(r: _Rank) -> bool:
     if not piece:
         r.result.close()
     return bool(piece)
-
-
-def _show(text: str) -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # which may lack a character
-    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
 
 
 def _death(r: _Rank) -> str:
@@ -414,7 +404,7 @@ def _print_the_others(ranks: list[_Rank], show: str) -> None:
     for r in ranks:
         text = r.printed.decode(errors="replace").rstrip("\n")
         if text and not r.live and (show == "all" or r.failed):
-            _show("".join(f"[rank {r.rank}] {line}\n" for line in text.split("\n")))
+            print(*(f"[rank {r.rank}] {line}" for line in text.split("\n")), sep="\n")
 
 
 class _CpuPickler(cloudpickle.Pickler):
@@ -457,8 +447,9 @@ def _to_bytes(thing: object, complaint: str = "") -> bytes:
 def join_group(backend: str | None = None) -> None:
     """Join the process group that the environment describes (torchrun's, or `launch`'s).
 
-    The rank's GPU becomes the current device. The backend is NCCL if every machine has a GPU for
-    each of its ranks, else gloo, in which case the ranks share what GPUs there are.
+    The rank's GPU becomes the current device. The backend is NCCL if this machine has a GPU for
+    each of its ranks, else gloo, in which case the ranks share what GPUs there are. Name it where
+    machines differ.
     """
     import torch
     import torch.distributed as dist
@@ -468,11 +459,7 @@ def join_group(backend: str | None = None) -> None:
     if gpus:
         torch.cuda.set_device(local_rank % gpus)
     dist.set_debug_level_from_env()  # read when torch was imported: in the fork server, long ago
-    if not backend:  # all ranks must choose the same, and their machines may differ
-        store, rank, world_size = next(dist.rendezvous("env://"))
-        store.set(f"GPU {rank}", str(gpus >= local_size))
-        enough_gpus = store.multi_get([f"GPU {r}" for r in range(world_size)])
-        backend = "nccl" if set(enough_gpus) == {b"True"} else "gloo"
+    backend = backend or ("nccl" if gpus >= local_size else "gloo")
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     dist.init_process_group(backend, device_id=device)
     dist.barrier()  # or a rank might be done and gone while another still connects to it

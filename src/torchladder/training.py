@@ -122,8 +122,9 @@ def train(
     checkpoint_dir, checkpoint_every : path, int, optional
         Save there after every epoch (the best by test accuracy is ``best.pt``), and every so
         many steps; go on from the newest whole checkpoint that is there already: on the CPU, on
-        as many ranks and without draws in `workers`, bit for bit. A folder is for one run at a
-        time. Of the model, the shapes and the kinds of its layers are compared: their settings,
+        one rank or two as before, and without draws in `workers`, bit for bit. (On more ranks
+        DDP's first step adds gradients in another order.) A folder is for one run at a time.
+        Of the model, the shapes and the kinds of its layers are compared: their settings,
         such as a dropout's probability, are yours to keep.
     on_step : callable, optional
         Called with the `TrainState` after every step, on every rank.
@@ -166,8 +167,6 @@ def train(
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
             no_dist = world_size == 1
             lock.enter_context(checkpoint.only_run_in(checkpoint_dir, no_dist=no_dist))
-            if world_size > 2:
-                _order_buckets(state, batches, checkpoint_dir)
         state.resume()
         _train_epochs(state, batches, test_batches, checkpoint_every, on_step)
     return state.history
@@ -317,25 +316,6 @@ def _train_epochs(
             state.end_epoch(trained, tested)
             state.save(best=best)
             bar.set_postfix(test=f"{tested.accuracy:.1%}", refresh=False)
-
-
-def _order_buckets(state: TrainState, batches: DataLoader, folder: str | os.PathLike) -> None:
-    """Have DDP sum gradients in the order of an unbroken run's later steps, if one is to go on.
-
-    Once a first backward pass has shown in which order the gradients come, DDP puts them into other
-    buckets. With three ranks or more, the order in which a number is summed depends on its place in
-    the bucket. What the two passes change is loaded from the checkpoint afterwards.
-    """
-    is_resumed = torch.tensor(bool(checkpoint.files_in(folder)), device=state.device)
-    dist.all_reduce(is_resumed, dist.ReduceOp.MAX)  # also if a slow disk shows it to some alone
-    if is_resumed:
-        samples = DataLoader(batches.dataset, batches.batch_size, collate_fn=batches.collate_fn)
-        images, labels = (tensor.to(state.device) for tensor in next(iter(samples)))
-        for _ in range(2):
-            with state.autocast:
-                loss = F.cross_entropy(state.wrapped(images), labels)
-            loss.backward()
-        state.optimizer.zero_grad()
 
 
 def _share_buffers(model: nn.Module) -> None:
