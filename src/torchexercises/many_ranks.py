@@ -141,13 +141,10 @@ def broadcast_model(broadcast_model) -> None:
 
     rank = dist.get_rank()
     net, first, mine = model(rank), all_of(model(0)), all_of(model(rank))
-    tensors = [id(tensor) for tensor in all_of(net).values() if isinstance(tensor, nn.Parameter)]
     with sets_differ(net):
         broadcast_model(net)
     for name, found in all_of(net).items():
         expect(name, found, first[name], {"is this rank's own, not rank 0's": mine[name]})
-    if [id(t) for t in all_of(net).values() if isinstance(t, nn.Parameter)] != tensors:
-        raise Wrong("the parameters are new tensors, which the optimizer does not know")
 
 
 @exercise("10", 10, hint="DDP begins with the last parameter. A full bucket is closed.")

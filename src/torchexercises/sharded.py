@@ -41,22 +41,19 @@ def training_bytes(training_bytes) -> None:
 @on_ranks("12", 15, hint="Equal pieces need padding; cut it off afterwards.")
 def shard_and_gather(shard, gather) -> None:
     ranks = dist.get_world_size()
-    shard, gather, earlier = unchanged(shard, "whole"), unchanged(gather, "piece"), []
+    shard, gather = unchanged(shard, "whole"), unchanged(gather, "piece")
     for shape, dtype in (
         ((8, 3), torch.float64), ((7, 2), torch.bfloat16), ((2, 5), torch.int64),
         ((1,), torch.float32), ((5, 2, 3), torch.float32),
     ):  # fmt: skip
         whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
         piece = shard(whole)
-        earlier.append((piece, shape, whole))
         rows, label = -(-shape[0] // ranks), f"of a tensor of shape {list(shape)}"
         if piece.numel() > rows * whole[:1].numel():
             raise Wrong(f"{label}, the piece is {list(piece.shape)}, where {rows} rows would do")
         expect_alone(f"{label}, the piece", piece)
         lost = {"lacks the last rows": whole[: shape[0] // ranks * ranks]}
         expect(f"{label}, what is gathered", gather(piece, shape), whole, lost)
-    for piece, shape, whole in earlier:  # as if an optimizer had trained it
-        expect("when all pieces have doubled, the whole", gather(2 * piece, shape), 2 * whole)
     if shard(nn.Parameter(torch.ones(ranks, 1))).grad_fn:
         raise Wrong("the piece is in a graph, which keeps the whole parameter alive: detach it")
 

@@ -1,7 +1,5 @@
 """Answers to the exercises of the cases in `in_use`; each says how it is judged."""
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -61,11 +59,6 @@ class in_batches:
             part.training = training
         return outputs
 
-    def no_error(model, inputs, size):
-        """nothing is raised if the model raises an error"""
-        with contextlib.suppress(RuntimeError):
-            return in_batches.by_index(model, inputs, size)
-
     def by_index(model, inputs, size):
         """right"""
         modes = [part.training for part in model.modules()]
@@ -118,12 +111,6 @@ class finish:
 
 
 class attend:
-    def in_place(q, k, v, cache):
-        """`q`, which was given, afterwards is"""
-        found = attend.by_hand(q, k, v, cache)
-        q /= 2
-        return found
-
     def causal_alone(q, k, v, cache):
         """at a time, what is returned sees the text's first tokens alone: is_causal counts"""
         if cache:

@@ -95,12 +95,6 @@ class all_stop:
         dist.broadcast(wish := torch.tensor(float(wish), device=device), 0)
         return wish.item() > 0
 
-    def next_to_it(wish, device):
-        """[0, 0, 1], [0, 0, 0]], what is returned is ["""
-        wishes = [None] * dist.get_world_size()
-        dist.all_gather_object(wishes, wish)
-        return wish or wishes[dist.get_rank() - 1]
-
     def moved_there(wish, device):
         """right"""
         wishes = [torch.zeros(1).cuda() for _ in range(dist.get_world_size())]
@@ -139,15 +133,6 @@ class broadcast_model:
         """1.running_mean is this rank's own, not rank 0's"""
         for parameter in net.parameters():
             dist.broadcast(parameter.data, 0)
-
-    def new_parameters(net):
-        """the parameters are new tensors, which the optimizer does not know"""
-        for name, parameter in list(net.named_parameters(remove_duplicate=False)):
-            dist.broadcast(parameter.data, 0)
-            module = net.get_submodule(name.rpartition(".")[0])
-            setattr(module, name.rpartition(".")[2], torch.nn.Parameter(parameter.data))
-        for buffer in net.buffers():
-            dist.broadcast(buffer, 0)
 
 
 class buckets:

@@ -107,11 +107,6 @@ def _share(labels, group, parts):
 
 
 class accumulate:
-    def one_step_more(net, optimizer, batches, parts):
-        """with 4 batches a step, the number of steps in two epochs is 6, not 4"""
-        accumulate.by_sums(net, optimizer, batches, parts)
-        optimizer.step()
-
     def by_parts(net, optimizer, batches, parts):
         """is what a division by `parts` gives: the last group has fewer images"""
         _accumulating(lambda labels, group, n: 1 / n)(net, optimizer, batches, parts)

@@ -39,12 +39,6 @@ class load_any_rung:
 
 
 class optimizer_state_for:
-    def next_of_none(model, saved, names):
-        """The case was: for a parameter that the saved names lack."""
-        for own, _ in model.named_parameters():
-            next(name for name in names if name == own)
-        return optimizer_state_for.other_places(model, saved, names)
-
     def by_position(model, saved, names):
         """the momentum of b.weight is that of a.weight"""
         return saved
@@ -100,7 +94,7 @@ class newest_whole:
                 pass
 
     def newest(folder):
-        """the file is step_10103.pt, whose list of contents is damaged"""
+        """the file is step_10102.pt, which is empty"""
         return next(iter(_steps(folder, _number)), None)
 
     def by_checksum(folder):
@@ -197,10 +191,6 @@ class train_until_told:
     def alone(step, steps, device):
         """rank 0 of 2: if ranks [1] are told in step 3, the number of steps done is 6, not 4"""
         return _told(bool)(step, steps)
-
-    def all_at_once(step, steps, device):
-        """if ranks [0, 1] are told in step 2, the number of steps done is 6, not 3"""
-        return _told(lambda told: _any_rank(told, device, dist.ReduceOp.SUM) == 1)(step, steps)
 
     def the_index(step, steps, device):
         """what is returned is the last step, 3: count it"""

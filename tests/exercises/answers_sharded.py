@@ -120,14 +120,6 @@ class rows_to_read:
             (file, *(_rows(rows, before, file)[i] + (i < 0) for i in (0, -1))) for file in needed
         ]
 
-    def empty_pieces(rows, before, after, rank):
-        """what rank 0 of 4 reads is [(0, 0, 16), (1, 32, 16)], not [(0, 0, 16)]"""
-        mine, found = _rows(rows, after, rank), []
-        for file in range(before):
-            its = _rows(rows, before, file)
-            found.append((file, max(its.start, mine.start), min(its.stop, mine.stop)))
-        return found
-
     def overlaps(rows, before, after, rank):
         """right"""
         both = [{*_rows(rows, before, f)} & {*_rows(rows, after, rank)} for f in range(before)]
@@ -162,11 +154,6 @@ class bytes_sent:
         """from Partial() to Shard(0) on 2 ranks: what each sends"""
         reduces = (before, after) == ("Partial()", "Shard(0)")
         return (1 + reduces) * bytes_sent.right(size, before, after, ranks)
-
-    def to_itself(size, before, after, ranks):
-        """from Shard(0) to Shard(0) on 2 ranks: what each sends is 120"""
-        before = "Shard(1)" if before == after == "Shard(0)" else before
-        return bytes_sent.right(size, before, after, ranks)
 
     def right(size, before, after, ranks):
         """right"""
@@ -216,12 +203,6 @@ class zero_step:
     def no_average(parameters, owner, optimizer):
         """was updated with its owner's gradient only"""
         _zero(average=False)(parameters, owner, optimizer)
-
-    def halved(parameters, owner, optimizer):
-        """(Right on 2 ranks.)"""
-        for parameter in parameters:
-            parameter.grad *= dist.get_world_size() / 2
-        _zero()(parameters, owner, optimizer)
 
     def not_sent(parameters, owner, optimizer):
         """is as it was: its owner's new value is not here"""
