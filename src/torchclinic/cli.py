@@ -27,14 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
         status = 141  # what a shell says of a program that SIGPIPE has ended
     except KeyboardInterrupt:
         status, text = 130, "interrupted"
-    except Exception as error:
-        # An OSError is about files and the machine, or a library that torch lacks.
-        expected = OSError if options.command == "explain" or "torch" in sys.modules else UserError
-        if not isinstance(error, UserError | expected):  # PyTorch's, or a bug
-            from torchclinic.errors import note
-
-            note(error)
-            raise
+    except (UserError, OSError) as error:  # others are PyTorch's, or bugs
         status, text = 2, error
     if text:
         print(f"torchclinic {options.command}: {printable(str(text))}", file=sys.stderr)

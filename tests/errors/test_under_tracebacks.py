@@ -1,8 +1,5 @@
 """The line under a traceback: of ``%load_ext torchclinic``, and in the notes of errors."""
 
-import os
-import subprocess
-import sys
 from unittest import mock
 
 import nbformat
@@ -11,7 +8,7 @@ from nbclient import NotebookClient
 from running import ROOT, text_of
 
 from torchclinic import errors
-from torchclinic.errors import find, note, tracebacks
+from torchclinic.errors import note, tracebacks
 from torchclinic.errors.tracebacks import LINE
 
 THE_LINE = f"{LINE} module-prefix"
@@ -81,28 +78,7 @@ def test_a_known_error_gets_a_note_and_keeps_its_message():
         assert notes_of(RuntimeError(TEXT)) == []
 
 
-def test_of_a_message_of_megabytes_only_the_ends_are_read():
-    read = []
-    with mock.patch(
-        "torchclinic.errors.tracebacks.find", lambda log: read.append(len(log)) or find(log)
-    ):
-        for text in (TEXT + "." * 9_000_000, "x\n" * 4_500_000 + TEXT):
-            assert notes_of(RuntimeError(text)) == [THE_LINE]
-    assert max(read) < 3_000_000
-
-
 def test_the_source_in_a_traceback_is_not_read():
     with pytest.raises(KeyError) as caught:
         raise KeyError("first")  # Unexpected key(s) in state_dict: "module.weight".
     assert notes_of(caught.value) == []
-
-
-@pytest.mark.slow
-def test_a_torch_that_lacks_a_library_has_its_entry_named(tmp_path, monkeypatch):
-    text = 'Error loading "c10.dll" or one of its dependencies.'
-    (tmp_path / "torch.py").write_text(f"raise OSError('[WinError 126] No module. {text}')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    for words in (["doctor"], ["inspect", "x.pt"]):
-        command = [sys.executable, "-m", "torchclinic", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.stderr.endswith(f"{LINE} dll-not-loaded\n")
