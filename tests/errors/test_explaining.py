@@ -100,12 +100,12 @@ def test_a_log_leads_to_its_case():
 
 
 def test_the_samples_of_a_batch_differ_also_where_a_log_names_a_way_to_split_a_model():
-    sizes = "RuntimeError: stack expects each tensor to be equal size, but got [3, 32] at entry 0"
-    resizes = "RuntimeError: Trying to resize storage that is not resizable"
-    for line in ("use_fsdp: false", "[INFO] deepspeed", "FSDP", "load_state_dict: 0 missing"):
-        for error in (sizes, resizes):
-            (match,) = errors.find(f"{line}\n{error}\n\n{line}")
-            assert match.error.id == "stack-sizes", line
+    for error in (
+        "RuntimeError: stack expects each tensor to be equal size, but got [3, 32] at entry 0",
+        "RuntimeError: Trying to resize storage that is not resizable",
+    ):
+        (match,) = errors.find(f"use_fsdp: false\n[INFO] deepspeed\n{error}\n\nFSDP")
+        assert match.error.id == "stack-sizes"
 
 
 def test_what_numbers_decide_is_a_case_of_an_entry():
@@ -204,7 +204,8 @@ def test_what_somebody_says_leads_to_what_is_nearest(explain):
 
 POST = """DDP: only one GPU works
 
-I start my script with four GPUs, but {} The others stay at 0 MB.
+I start my script with four GPUs, but two GPUs are no faster than one,
+every epoch takes as long as before. The others stay at 0 MB.
 
 ```
 [2026-01-02 10:00:00] [INFO] rank 0: step 10, loss 0.31, 2.1 it/s
@@ -213,46 +214,38 @@ I start my script with four GPUs, but {} The others stay at 0 MB.
 """
 
 
-def test_of_a_post_what_somebody_says_around_a_healthy_log_is_heard(explain):
-    said = "two GPUs are no faster than one, every epoch takes as long as before."
-    post = POST.format(said)
-    assert asking.said_in(post).startswith("DDP: only")
-    assert "INFO" not in asking.said_in(post)
-    assert "INFO" not in asking.said_in(post.replace("```", ""))
-    printed = explain(post)[1]
-    assert printed.startswith(telling.NEAREST)
-    log = post.partition("```")[2]
-    assert asking.said_in(log) == ""
-    assert explain(log)[1].strip() == telling.HEALTHY
-    rare = f"{'[INFO] step 10 | loss 0.31' * 99}\nloss is the mean, not the sum\n"
-    assert asking.said_in(rare) == ""  # a program's sentence
-    no_me = post.replace("I start my", "Start the").replace(
-        "```", "```\n### Logs\n- [x] mine\n```", 1
-    )
-    told = asking.said_in(f"[BUG] {no_me}![picture](https://x.y/z.png) @somebody\n")
-    assert told.strip().startswith("DDP: only")
-    assert not set(told).intersection("#[@/")
-    two = "I call `log_dir`, and in our lab the code freezes after the first step, on `rank 0` only"
-    assert asking.said_in(f"{two}\n{TRACEBACK}") == two  # though much stands between two marks
-    assert "net" not in asking.said_in(f"It hangs in `{'net(x) ' * 9}`, at noon\n{TRACEBACK}")
-
-
 TRACEBACK = """  File "ComfyUI/comfy/sd.py", line 140, in __init__
     m, u = self.load_sd(c)
 AttributeError: 'Guider' object has no attribute 'that_it_should_have'
 """
 
 
-def test_of_an_error_that_no_entry_knows_the_traceback_is_not_taken_for_what_somebody_says(explain):
-    assert asking.said_in(TRACEBACK) == ""
-    printed = explain(given=TRACEBACK.encode())[1]
-    assert telling.NEAREST not in printed
-    assert "No entry knows the first error, in line 3" in printed
+def test_of_a_post_what_somebody_says_around_a_log_is_heard(explain):
+    heard = asking.said_in
+    assert explain(POST)[1].startswith(telling.NEAREST)
+    for post in (POST, POST.replace("```", "")):
+        assert heard(post).startswith("DDP: only")
+        assert "INFO" not in heard(post)
+    form = "### Logs\n- [x] mine\n![picture](https://x.y/z.png) @somebody\n"
+    told = heard(f"[BUG] {POST.replace('I start my', 'Start the')}{form}")
+    assert told.strip().startswith("DDP: only")
+    assert not set(told).intersection("#[@/")
+    # Though much stands between two marks.
+    two = "I call `log_dir`, and in our lab the code freezes after the first step, on `rank 0` only"
+    for said in ("My training hangs in the first step on two GPUs.", two):
+        assert heard(f"{said}\n\n{TRACEBACK}").strip() == said
+    assert "net" not in heard(f"It hangs in `{'net(x) ' * 9}`, at noon\n{TRACEBACK}")
+    assert heard("RuntimeError: the ranks hang in the validation") != ""  # one line
+
+
+def test_what_programs_print_is_not_taken_for_what_somebody_says(explain):
+    log = POST.partition("```")[2]
     report = TRACEBACK.replace("File", "- **Exception Message:** it has no attribute\n  File")
-    assert asking.said_in(f"# ComfyUI Error Report\n{report}") == ""
-    said = "My training hangs in the first step on two GPUs."
-    assert asking.said_in(f"{said}\n\n{TRACEBACK}") == said
-    assert asking.said_in("RuntimeError: the ranks hang in the validation") != ""  # one line
+    rare = f"{'[INFO] step 10 | loss 0.31' * 99}\nloss is the mean, not the sum\n"
+    for text in (log, TRACEBACK, f"# ComfyUI Error Report\n{report}", rare):
+        assert asking.said_in(text) == "", text
+    assert explain(log)[1].strip() == telling.HEALTHY
+    assert "No entry knows the first error, in line 3" in explain(given=TRACEBACK.encode())[1]
 
 
 def test_who_ends_a_log_by_saying_that_it_hangs_is_heard(explain):
@@ -663,3 +656,10 @@ def test_links_lead_to_the_published_book_if_the_package_says_where_it_is(tmp_pa
         assert "\n    errors_ranks#port-in-use\n    09_rung_4_distributed#" in str(entry)
         section = errors.explain("how to save a tensor to disk in pytorch")
         assert "\n  01_tensors_on_disk#how-do-i-save-a-tensor" in section
+
+
+def test_who_asks_at_once_is_heard_though_a_table_follows(explain):
+    table = "|    1   N/A  N/A   2579941      C   .../bin/python3.9    13868MiB |\n" * 6
+    asked = "Why are several processes started on GPU 0 instead of one?"
+    assert "\n  all-on-gpu-0: " in explain(given=f"{asked}\n{table}".encode())[1]
+    assert "no error in this log" in explain(given=f"NVIDIA-SMI 550.54\n{table}".encode())[1]
