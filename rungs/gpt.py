@@ -18,6 +18,7 @@ Chapter 18 of the book loads such a file in other code, and samples from it.
 
 import argparse
 import contextlib
+import ctypes
 import fcntl
 import json
 import logging
@@ -28,32 +29,19 @@ import resource
 import signal
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections import deque
-from functools import partial
 from pathlib import Path
 
-
-def watch(torchrun):
-    """End this rank with torchrun, also while it imports or waits for the others."""
-    while os.getppid() == torchrun:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:
-    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what follows takes seconds: no traceback of it
+if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: this rank ends with torchrun
 import numpy as np
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict as alike  # names are, on every rung
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -62,6 +50,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 CLOTHES = Path(__file__).parents[1] / "src/torchladder/bundled/fashion_mnist_small.npz"
+RUNGS = ["none", "ddp", "fsdp", "hsdp"]
 SIDE, GREYS, CLASSES = 14, 16, 10  # a picture is its class, then 14 x 14 grey levels
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIONS = {  # default, least, meaning; those before "micro" are fixed once a run has begun
@@ -71,7 +60,6 @@ OPTIONS = {  # default, least, meaning; those before "micro" are fixed once a ru
     "kv_heads": (0, 0, "heads of keys and values; 0: as many as --heads"),
     "vocabulary": (0, 0, "number of token ids; 0: the highest in the data + 1"),
     "context": (SIDE * SIDE, 1, "tokens per sequence; of pictures, 196"),
-    "tied": (False, 0, "let the output layer use the embedding's weights"),
     "lora": (0, 0, "rank of adapters, which alone learn, on the weights of --base; 0: none"),
     "dropout": (0.0, 0, "probability, below 1"),
     "steps": (1500, 1, "optimizer steps in all; the learning rate is planned over them"),
@@ -92,8 +80,7 @@ OPTIONS = {  # default, least, meaning; those before "micro" are fixed once a ru
 }
 STAYS = [*OPTIONS][: [*OPTIONS].index("micro")]
 FIXED = [*STAYS, "precision", "sequences", "checksum"]
-SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary", "tied"]  # of the weights of --base
-BEAT = 10  # seconds between two signs of life in .run.lock
+SHAPE = ["layers", "width", "heads", "kv_heads", "vocabulary"]  # of the weights of --base
 HIDDEN = 60  # seconds that a network file system may not show what another host wrote
 
 
@@ -137,11 +124,6 @@ class Block(nn.Module):
         self.down = Linear(hidden, width, args)
 
     def forward(self, x, place, cache=None):
-        if self.args.recompute and self.training:  # keeps x alone, and computes the rest again
-            return checkpoint(self.compute, x, place, use_reentrant=False)
-        return self.compute(x, place, cache)
-
-    def compute(self, x, place, cache=None):
         (batch, length, width), args = x.shape, self.args
         heads = self.qkv(self.norm1(x)).view(batch, length, -1, self.head).transpose(1, 2)
         q, k, v = heads.split([args.heads, args.kv_heads, args.kv_heads], dim=1)
@@ -164,10 +146,11 @@ class GPT(nn.Module):
 
     def __init__(self, args):
         super().__init__()
+        self.args = args
         self.embedding = nn.Embedding(args.vocabulary, args.width)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.RMSNorm(args.width)
-        self.head = None if args.tied else nn.Linear(args.width, args.vocabulary, bias=False)
+        self.head = nn.Linear(args.width, args.vocabulary, bias=False)
         for name, parameter in self.named_parameters() if getattr(args, "lora", 0) else ():
             parameter.requires_grad_("lora" in name)
 
@@ -176,9 +159,11 @@ class GPT(nn.Module):
         place = torch.arange(before, before + tokens.shape[1], device=tokens.device)
         x = self.embedding(tokens)
         for i, block in enumerate(self.blocks):
-            x = block(x, place, caches and caches[i])
-        x = self.norm(x)
-        return self.head(x) if self.head is not None else F.linear(x, self.embedding.weight)
+            if self.args.recompute and self.training:  # keeps x alone, and computes the rest again
+                x = checkpoint(block, x, place, use_reentrant=False)
+            else:
+                x = block(x, place, caches and caches[i])
+        return self.head(self.norm(x))
 
     @torch.no_grad()
     def initialize(self, seed, base=None):
@@ -190,9 +175,7 @@ class GPT(nn.Module):
             new = torch.randn(value.shape, generator=torch.Generator().manual_seed(1000 * seed + i))
             new = torch.ones(value.shape) if "norm" in name else new * std
             if base and "lora" not in name:
-                new = base.get_tensor(name).float() if name in {*base.keys()} else torch.empty(0)
-                if new.shape != value.shape or not new.isfinite().all():
-                    leave(f"--base: {name} is missing, not finite or of another shape")
+                new = base.get_tensor(name).float()
             new = new.to(value.device)
             if isinstance(value, DTensor):  # every rank has drawn the same: nothing to send
                 new = distribute_tensor(
@@ -208,8 +191,7 @@ def flops_of(args, model):
     (PaLM, arXiv:2204.02311, appendix B); three times that with the backward pass, twice where
     weights are frozen.
     """
-    matrices = [p for p in model.blocks.parameters() if p.dim() > 1]
-    matrices.append(model.embedding.weight if model.head is None else model.head.weight)
+    matrices = [model.head.weight, *(p for p in model.blocks.parameters() if p.dim() > 1)]
     attention = 4 * args.layers * args.context * args.width
     return sum(2 * (2 + p.requires_grad) * p.numel() for p in matrices) + 3 * attention
 
@@ -217,25 +199,26 @@ def flops_of(args, model):
 # --- data ---------------------------------------------------------------------------------------
 
 
-def read_pictures(file):
+def read_pictures(args):
     """14 x 14 means in 16 grey levels, each after its class."""
-    arrays = np.load(file)
+    arrays, rows = np.load(args.data), []
     for split in ("train", "test"):
         images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
         if images.dtype != np.uint8 or not set() < {*labels.flat} <= {*range(CLASSES)}:
             raise ValueError
         blocks = images.reshape(-1, SIDE, 2, SIDE, 2)
         greys = blocks.mean((2, 4)).reshape(-1, SIDE * SIDE) * GREYS // 256
-        yield np.column_stack([GREYS + labels, greys])
+        rows.append(np.column_stack([GREYS + labels, greys]))
+    return *rows, GREYS + CLASSES - 1
 
 
-def read_tokens(file, context):
-    """Sequences of one long one, which begin every `context` tokens; the last 5 % are held out."""
-    tokens = np.load(file, mmap_mode="r")  # read as it is needed
+def read_tokens(args):
+    """Sequences of one long one, which begin every --context tokens; the last 5 % are held out."""
+    tokens = np.load(args.data, mmap_mode="r")  # read as it is needed
     kind = tokens.dtype.kind
     if tokens.ndim != 1 or kind not in "iu" or (kind == "i" and tokens.min() < 0):
         raise ValueError
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)[:: args.context]
     held_out = min(1024, max(1, len(windows) // 20))
     return windows[:-held_out], windows[-held_out:], int(tokens.max())
 
@@ -256,9 +239,8 @@ def batches(train, args, done):
 
 
 def say(sentence):
-    code = getattr(sys.stdout, "encoding", None) or "utf-8"
-    with contextlib.suppress(OSError):  # the terminal is gone
-        print(sentence.encode(code, "replace").decode(code), flush=True)  # it may lack a letter
+    with contextlib.suppress(OSError, UnicodeError):  # the terminal is gone, or lacks a letter
+        print(sentence, flush=True)
 
 
 def leave(sentence):
@@ -273,8 +255,8 @@ def leave(sentence):
 def join(args):
     """Add to `args` the device, this rank, the number of ranks and the precision."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    backend, alone = dist.get_default_backend_for_device(device), "RANK" not in os.environ
-    group = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    backend, args.alone = dist.get_default_backend_for_device(device), "RANK" not in os.environ
+    group = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if args.alone else {}
     if device.type != "cpu":
         here, cards = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.accelerator.device_count()
         if here > cards:
@@ -289,10 +271,6 @@ def join(args):
         cuda = device.type == "cuda"
         real = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         args.precision = "bf16" if real else "fp16" if cuda else "fp32"
-    if (args.parallel == "none") != alone:
-        leave(f"--parallel {args.parallel}: start none with python, the others with torchrun")
-    if args.parallel == "hsdp" and args.ranks % args.shard:
-        leave(f"--shard {args.shard}: {args.ranks} processes are no multiple of it")
 
 
 def parallelize(model, args):
@@ -307,14 +285,10 @@ def parallelize(model, args):
         policy = MixedPrecisionPolicy(DTYPES[args.precision], torch.float32)  # weights, gradients
         for part in [*model.blocks, model]:  # a part is gathered when it computes, then dropped
             fully_shard(part, mesh=mesh, mp_policy=policy)
-        for this, following in zip(model.blocks, model.blocks[1:], strict=False):
-            this.set_modules_to_forward_prefetch([following])  # gathered while this one computes
-            following.set_modules_to_backward_prefetch([this])
     model.to_empty(device=args.device).initialize(args.seed, args.weights)
     if args.parallel != "ddp":
         return model
-    ids = [args.device] if args.device.type != "cpu" else None
-    return nn.parallel.DistributedDataParallel(model, ids, gradient_as_bucket_view=True)
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def measure_peak(args):
@@ -353,63 +327,43 @@ def remove(folder):
 def hold(args):
     """Lock --out until this process ends, however it does; who has it, if another run does."""
     args.out.mkdir(parents=True, exist_ok=True)
-    lock = open(args.out / ".run.lock", "a+", errors="replace")
-    with tempfile.TemporaryFile(dir=args.out) as new:  # on the clock that dates the lock
-        silent = os.fstat(new.fileno()).st_mtime - os.fstat(lock.fileno()).st_mtime
+    args.lock = lock = open(args.out / ".run.lock", "a+")  # closed, it would be free
     lock.seek(0)
-    holder, host = lock.read(200), os.uname().nodename
-    alive = holder and silent < 6 * BEAT
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        busy = alive and f" on {host}," not in holder  # some file systems lock on one host alone
-    except OSError as error:
-        busy = isinstance(error, BlockingIOError) or alive  # others have no locks
-    if busy:
-        return f"{holder or 'another run'}, last heard of {silent:.0f} s ago, is writing there"
+    except BlockingIOError:
+        return lock.read() or "another run"
+    except OSError:
+        pass  # a file system without locks
     lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {host}, {time.strftime('since %F %T')}")
+    lock.write(f"process {os.getpid()} on {os.uname().nodename}, {time.strftime('since %F %T')}")
     lock.flush()
-    args.lock = lock  # closed, it would be free
-    threading.Thread(target=live, args=[lock], daemon=True).start()
-
-
-def live(lock):
-    with contextlib.suppress(OSError, ValueError):  # it is closed
-        while True:
-            os.utime(lock.fileno())
-            time.sleep(BEAT)
+    return None
 
 
 def find_start(args):
     """The steps of the checkpoints in --out, newest first; a sentence if it is no run like this."""
-    if path := args.export:
-        ours = not path.exists() or read_base(path)[1]
-        base = args.base and args.base.resolve()
-        if path.suffix != ".safetensors" or not ours or path.resolve() == base:
-            way = "that is new or that --export wrote, and not --base"
-            return f"--export {path}: name a .safetensors file {way}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()  # found out now, not after the training
-    names = [*OPTIONS, "precision", "sequences", "checksum", "parallel", "data", "base"]
+    if args.export:
+        args.export.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.export.parent).close()  # found out before the training
+    names = [*FIXED, *OPTIONS, "parallel", "data", "base"]
     now = {name: getattr(args, name) for name in names}
     now = json.loads(json.dumps(now, default=lambda path: str(path.resolve())))
     here, way, folders = f"--out {args.out}", "or name a new folder", [*args.out.glob(STEP)]
-    own = (".run.lock", ".settings.json")  # what a start that failed may leave
-    if not settings_of(args.out) and any(not p.name.endswith(own) for p in args.out.glob("*")):
+    if not settings_of(args.out) and any(args.out.glob("[!.]*")):
         return f"{here}: no settings.json of this program. Take it from a backup, {way}"
-    if links := [folder.name for folder in folders if folder.is_symlink()]:
-        return f"{here}: {links[0]} is a link. Copy what it leads to, {way}"
+    if any(folder.is_symlink() for folder in folders):
+        return f"{here}: a {STEP} is a link. Copy what it leads to, {way}"
     if folders and not whole_ones(args.out) and not (args.out / ".run.lock").exists():
         return f"{here}: no checkpoint has .metadata. Copy it again, with hidden files, {way}"
     if holder := hold(args):
-        return f"{here}: {holder}. End it first, {way}"
+        return f"{here}: {holder} is writing there. End it first, {way}"
     steps = [int(folder.name[5:]) for folder in reversed(whole_ones(args.out))]
     was = settings_of(args.out) if steps else now  # a start that failed fixes nothing
     changed = {k: f"{k} was {was.get(k)}, now {now[k]}" for k in now if was.get(k) != now[k]}
     if other := "; ".join(changed[name] for name in FIXED if name in changed):
-        way = f"--data, --base and gpt.py itself as it began, {way}"
-        return f"{here}: {other}. Go on with the options, {way}"
-    write(args.out / "settings.json", lambda path: path.write_text(json.dumps(now, indent=1)))
+        return f"{here}: {other}. Go on with options, data, base and gpt.py as it began, {way}"
+    write(args.out / "settings.json", json.dumps(now, indent=1).encode())
     if changed:
         say("; ".join(changed.values()))
     return steps
@@ -417,10 +371,9 @@ def find_start(args):
 
 def settings_of(out):
     """The options of the run in this folder, if there is one."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+    with contextlib.suppress(OSError, ValueError):
         was = json.loads((out / "settings.json").read_text())
-        right = (isinstance(was.get(k, v), (type(v), int)) for k, (v, *_) in OPTIONS.items())
-        return was if "checksum" in was and all(right) else {}
+        return was if "checksum" in was else {}
     return {}
 
 
@@ -448,8 +401,8 @@ def state_of(model, optimizer, scaler, progress):
 
 
 def load(folder, model, optimizer, scaler):
-    """The losses of all sequences since the last line; the number of steps; the step; the run."""
-    state = state_of(model, optimizer, scaler, [0.0] * 4)
+    """The losses of all sequences since the last line; the number of steps; the step."""
+    state = state_of(model, optimizer, scaler, [0.0] * 3)
     state["sums"] = torch.zeros_like(sums_of(state))
     dcp.load(state, checkpoint_id=folder)
     if not torch.equal(state["sums"], sums_of(state)):
@@ -458,7 +411,8 @@ def load(folder, model, optimizer, scaler):
     parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
     alike.set_state_dict(model, optimizer, **parts, options=options)
     scaler.load_state_dict(state["scaler"])
-    return state["progress"].tolist()
+    loss, counted, step = state["progress"].tolist()
+    return loss, int(counted), int(step)
 
 
 def load_newest(args, steps, *parts):
@@ -468,16 +422,14 @@ def load_newest(args, steps, *parts):
     for step in steps:
         folder = args.out / f"step-{step:08d}"
         try:
-            *progress, saved, mark = load(folder, *parts)
-            if (saved, mark) != (step, args.mark):
-                raise ValueError("it is another run's, or another step's")
+            progress = load(folder, *parts)
         except (dcp.CheckpointException, ValueError) as error:  # on all ranks alike
             damaged[folder] = reason_of(error)
             continue
-        for folder in damaged if args.rank == 0 else ():
-            new = tempfile.mkdtemp(prefix=f"{folder.name}.damaged-", dir=args.out)
-            say(f"{folder} is damaged ({damaged[folder]}): it is {folder.rename(new).name} now")
-        return step, progress
+        for folder, reason in damaged.items() if args.rank == 0 else ():
+            new = folder.rename(f"{folder}.damaged-{time.time_ns()}")
+            say(f"{folder} is damaged ({reason}): it is {new.name} now")
+        return progress
     found = "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
     leave(f"--out {args.out}: no checkpoint is whole ({found}). Take one from a backup")
 
@@ -485,23 +437,18 @@ def load_newest(args, steps, *parts):
 def reason_of(error):
     if isinstance(error, dcp.CheckpointException):  # of the ranks that have one
         error = next(iter(error.failures.values()))[0]
-    first = re.split(r"\. |;|\n", str(error))[0]  # what follows is advice that fits badly
-    return f"{type(error).__name__}: {first}"
+    # After the first sentence comes advice that fits badly.
+    return re.split(r"\. |;|\n", f"{type(error).__name__}: {error}")[0]
 
 
-def write(path, how):
-    """Let `how` write beside `path`, then put it in its place, with the mode of a new file."""
-    new = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        new.touch()
-        mode = new.stat().st_mode  # safetensors makes its own
-        how(new)
-        new.chmod(mode)
-        with open(new, "rb") as file:
-            os.fsync(file)  # the power may fail
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+def write(path, data):
+    """Beside `path`, then in its place: whenever this is ended, the old or the new is whole."""
+    new = path.with_name(f".{path.name}.new")
+    with open(new, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # the power may fail
+    new.replace(path)
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -559,21 +506,21 @@ def peak_memory(device):
 
 
 def report(args, row):
-    """A line to read and a line to plot."""
+    """On rank 0, a line to read and a line to plot."""
     said = "step {step}: loss {loss:.3f}, validation {validation:.3f}, norm {norm:.2f}, "
     said += "{tokens_per_second:,.0f} tokens/s, MFU {mfu:.1%}, {memory_gb:.2f} GB"
-    say(said.format(**row))
-    with open(args.out / "log.jsonl", "a") as log:
-        print(json.dumps(row), file=log)
+    if args.rank == 0:
+        say(said.format(**row))
+        with open(args.out / "log.jsonl", "a") as log:
+            print(json.dumps(row), file=log)
 
 
 def cut_log(args, start):
     """Leave what was logged before the checkpoint: what comes after it is computed again."""
     log = args.out / "log.jsonl"
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = log.read_text() if log.exists() else ""
     rows = re.finditer(r'^{"step": (\d+), .*}\n', text, re.MULTILINE)  # whole ones
-    kept = "".join(row[0] for row in rows if int(row[1]) <= start)
-    write(log, lambda path: path.write_text(kept))
+    write(log, "".join(row[0] for row in rows if int(row[1]) <= start).encode())
 
 
 def profiler_of(args):
@@ -617,11 +564,12 @@ def save(args, parts, progress, background):
     return dcp.async_save(state, checkpoint_id=folder, process_group=background)
 
 
-def train_model(args, called, parts, start, progress):
-    model, peak = parts[0], args.peak * 1e12 or measure_peak(args)
+def train_model(args, called, parts, progress):
+    model, saving, background = parts[0], None, dist.new_group(backend="gloo")  # saves meanwhile
+    peak = args.peak * 1e12 or measure_peak(args)
     needed = flops_of(args, model) / args.ranks / peak  # seconds per token
-    background, saving = dist.new_group(backend="gloo"), None  # for saving, while the ranks train
-    losses, since = progress[0] * (args.rank == 0), start - int(progress[1])  # after that step
+    loss, counted, start = progress
+    losses, since = loss * (args.rank == 0), start - counted  # of all sequences after that step
     clock, timed_from = time.perf_counter(), start
     with signals_noted() as told, profiler_of(args) as profiler:
         for step, tokens in enumerate(batches(args.train, args, start), start + 1):
@@ -637,28 +585,25 @@ def train_model(args, called, parts, start, progress):
             if line or save_now:
                 dist.all_reduce(loss := losses.to("cpu", copy=True))
                 # In fp16 the scaler skips steps with NaN: weights stay finite, the loss does not.
-                finite = loss.isfinite() and nn.utils.get_total_norm(model.parameters()).isfinite()
-                if not finite:
+                norm_now = nn.utils.get_total_norm(model.parameters())
+                if not (loss.isfinite() and norm_now.isfinite()):
                     leave(f"step {step}: it diverged, and is not saved. Try a lower --lr.")
             if line:
-                norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
                 seconds = time.perf_counter() - clock
                 rate = (step - timed_from) * args.batch * args.context / seconds
+                norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
                 row = {"step": step, "loss": loss.item() / args.batch / (step - since)}
                 row |= {"norm": norm.item(), "learning_rate": learning_rate(args, step)}
                 row |= {"validation": validate(model, args.held_out, args)}
                 row |= {"tokens_per_second": rate, "mfu": rate * needed}
-                row |= {"memory_gb": peak_memory(args.device)}
-                if args.rank == 0:
-                    report(args, row)
+                report(args, row | {"memory_gb": peak_memory(args.device)})
                 loss, losses, since = 0, 0, step
             if line or step == start + 1:  # the first compiled, and woke the GPU
                 clock, timed_from = time.perf_counter(), step
             if save_now:
                 if saving:
                     saving.result()  # one at a time
-                progress = [float(loss), step - since, step, args.mark]
-                saving = save(args, parts, progress, background)
+                saving = save(args, parts, [float(loss), step - since, step], background)
             if stop:
                 saving.result()
                 leave(f"stopped by a signal: saved after step {step}; the same command goes on.")
@@ -692,7 +637,7 @@ def draw_pictures(model, args):
     sheet = greys.view(8, CLASSES, SIDE, SIDE).transpose(1, 2).reshape(8 * SIDE, -1)
     sheet = Image.fromarray((sheet * 255 // (GREYS - 1)).byte().numpy())
     sheet = sheet.resize((4 * CLASSES * SIDE, 4 * 8 * SIDE), Image.NEAREST)
-    return "drawing.png", partial(sheet.save, format="PNG")
+    return "drawing.png", sheet.save
 
 
 def draw_text(model, args):
@@ -700,7 +645,7 @@ def draw_text(model, args):
     first = torch.tensor([[int(args.held_out[0, 0])]], device=args.device)
     ids = generate(model, first, min(args.context, 256), args.vocabulary)[0, 1:].tolist()
     text = bytes(ids).decode(errors="replace") if args.vocabulary <= 256 else str(ids)
-    return "drawing.txt", partial(Path.write_text, data=text + "\n", encoding="utf-8")
+    return "drawing.txt", lambda path: path.write_text(text + "\n", encoding="utf-8")
 
 
 def export(model, args):
@@ -712,7 +657,7 @@ def export(model, args):
         weights[layer] = weights[layer] + weights.pop(name) @ weights.pop(a)
     options = {name: json.dumps(getattr(args, name)) for name in OPTIONS} | {"lora": "0"}
     if args.rank == 0:
-        write(args.export, partial(save_file, weights, metadata=options))
+        write(args.export, safetensors.torch.save(weights, options))
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -722,17 +667,17 @@ def parse():
     lines = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
     parser.error = lambda sentence: leave(f"{sentence}. --help lists the options")
-    add, rungs = parser.add_argument, ["none", "ddp", "fsdp", "hsdp"]
-    usual, each = "ddp" if "RANK" in os.environ else "none", "the model: one per process"
+    each = "the model: one per process"
+    add, usual = parser.add_argument, "ddp" if "RANK" in os.environ else "none"
     add("--out", type=Path, required=True, help="the run's own folder, which all hosts see")
     add("--data", type=Path, default=CLOTHES, help="token ids (.npy) or pictures (.npz)")
     add("--base", type=Path, help="weights to begin with, which --export wrote")
-    add("--parallel", choices=rungs, default=usual, help=f"{each}, shared by all, or by --shard")
+    add("--parallel", choices=RUNGS, default=usual, help=f"{each}, shared by all, or by --shard")
     add("--precision", choices=["auto", *DTYPES], default="auto", help="auto: the device's best")
     add("--export", type=Path, help="in the end, write weights and options to this .safetensors")
     for name, (default, _, what) in OPTIONS.items():
-        flag = {"action": argparse.BooleanOptionalAction}  # also --no-recompute
-        kind = {"type": type(default)} if default is not False else flag
+        kind = {"action": argparse.BooleanOptionalAction}  # also --no-recompute
+        kind = kind if default is False else {"type": type(default)}
         fixed = "; fixed once a run has begun" if name in STAYS else ""
         add(option(name), default=default, help=f"{what} ({default}{fixed})", **kind)
     was = settings_of(parser.parse_known_args()[0].out)
@@ -755,37 +700,32 @@ def option(name):
 
 def read_base(path):
     """A file that --export wrote, and the options that gave its weights their shapes; or none."""
-    with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
-        base = safe_open(path, "pt")
+    with contextlib.suppress(OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
+        base = safetensors.safe_open(path, "pt")
         return base, {name: json.loads(base.metadata()[name]) for name in SHAPE}
     return None, {}
 
 
-def read_sequences(args):
-    """Add to `args` the sequences to train on and to validate with; the highest token id."""
-    if args.data.suffix == ".npz":
-        (args.train, args.held_out), highest = read_pictures(args.data), GREYS + CLASSES - 1
-    else:
-        args.train, args.held_out, highest = read_tokens(args.data, args.context)
-    args.vocabulary = args.vocabulary or highest + 1
-    return highest
-
-
 def read_and_check(args):
     """Read the data; a sentence, if an option is wrong."""
+    read = read_pictures if args.data.suffix == ".npz" else read_tokens
     try:
-        most = read_sequences(args)
+        args.train, args.held_out, most = read(args)
     except Exception as error:  # of many kinds, whose words advise badly
-        wanted = ".npy of more than --context whole numbers from 0 in one dimension"
+        wanted = "no .npy of more than --context whole numbers from 0 in one dimension"
         wanted += f", nor .npz of uint8 pictures and labels below {CLASSES}"
-        why = getattr(error, "strerror", None) or type(error).__name__
-        return f"--data {args.data} ({why}): no {wanted}"
-    train, base = args.train, args.base
+        return f"--data {args.data} ({type(error).__name__}): {wanted}"
+    args.vocabulary, train, base = args.vocabulary or most + 1, args.train, args.base
     other = [name for name in args.shape if getattr(args, name) != args.shape[name]]
+    group = args.shard if args.parallel == "hsdp" else 1
+    taken = args.export and args.export.exists()
+    taken = taken and (not read_base(args.export)[1] or (base and base.samefile(args.export)))
     for wrong, sentence in [
+        (args.alone != (args.parallel == "none"), "start --parallel none alone without torchrun"),
+        (args.ranks % group, f"--shard {group}: {args.ranks} processes are no multiple of it"),
         (base and not args.shape, f"--base {base}: --export of this program has not written it"),
         (other, f"--base: {' and '.join(other)} must be as in {base}: {args.shape}"),
-        (args.vocabulary > 10**7, f"--data {args.data}: ids must be below 10,000,000"),
+        (taken, f"--export {args.export}: there is --base, or what --export has not written"),
         (most >= args.vocabulary, f"--vocabulary {args.vocabulary}: the data has the id {most}"),
         (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
@@ -801,37 +741,31 @@ def read_and_check(args):
     args.checksum = zlib.crc32(np.concatenate([train[:: 1 + len(train) // 1000], args.held_out]))
     if base:
         args.checksum = zlib.crc32(np.memmap(base, mode="r"), args.checksum)
-    fixed = json.dumps([getattr(args, name) for name in FIXED])
-    args.mark = zlib.crc32(fixed.encode())  # of this run's checkpoints
     return None
 
 
-def agree(args, found=None):
+def agree(args, found):
     """What rank 0 has found, if no rank has found a sentence, and all are in the same run."""
     names, every = [*FIXED, "parallel", "micro", "log_every", "save_every"], [None] * args.ranks
     dist.all_gather_object(every, (found, {name: getattr(args, name, None) for name in names}))
     for rank, (one, options) in enumerate(every):
         if isinstance(one, str):
             leave(f"process {rank}: {one}" if rank else one)
-        if other := [name for name in names if options[name] != every[0][1][name]]:
-            other = f"process {rank} has other values of {', '.join(other)} than process 0"
+        if other := ", ".join(name for name in names if options[name] != every[0][1][name]):
+            other = f"process {rank} has other values of {other} than process 0"
             leave(f"{other}. Give all hosts the same options, --data and --base")
     return every[0][0]
 
 
 def begin(args):
     """On rank 0, find the steps of the checkpoints in --out; on all, wait until they see it."""
-    steps, lock, end = None, args.out / ".run.lock", time.monotonic() + HIDDEN
-    try:
-        if args.rank == 0:
-            steps = find_start(args)
-    except OSError as error:
-        steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
-    steps = agree(args, steps)
-    while not (seen := os.path.exists(lock)) and time.monotonic() < end:
+    agree(args, read_and_check(args))
+    steps = agree(args, find_start(args) if args.rank == 0 else None)
+    lock, end = args.out / ".run.lock", time.monotonic() + HIDDEN
+    while not lock.exists() and time.monotonic() < end:
         time.sleep(1)
     unseen = f"{lock}, which process 0 made, is not there. Name a folder that all hosts see"
-    agree(args, None if seen else unseen)
+    agree(args, None if lock.exists() else unseen)
     return steps
 
 
@@ -844,13 +778,12 @@ def optimizer_of(model, args):
 
 
 def run(args):
-    agree(args, read_and_check(args))
     steps = begin(args)
     with torch.device("meta"):  # without memory yet
         model = GPT(args)
     called = parallelize(model, args)
     scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
-    parts, start, progress = (model, optimizer_of(model, args), scaler), 0, [0, 0]
+    parts, progress = (model, optimizer_of(model, args), scaler), [0, 0, 0]
     if steps:
         # After a first backward pass, DDP puts the gradients into other buckets. With three ranks
         # or more that changes the order of sums, and so the last digits of a run that goes on.
@@ -858,17 +791,16 @@ def run(args):
             tokens = torch.from_numpy(args.held_out[:1].astype(np.int64))
             add_gradients(called, tokens, args, scaler)
         model.zero_grad()
-        start, progress = load_newest(args, steps, *parts)
+        progress = load_newest(args, steps, *parts)
     if args.rank == 0:
-        cut_log(args, start)
+        cut_log(args, progress[2])
         count = sum(p.numel() for p in model.parameters())
         where = f"{args.parallel} on {args.ranks} x {args.device.type}"
-        say(f"{count:,} parameters, {args.precision}, {where}, from step {start}")
-    train_model(args, called, parts, start, progress)
-    draw = draw_pictures if args.data.suffix == ".npz" else draw_text
-    name, how = draw(model, args)  # by all ranks: it may be sharded
-    if args.rank == 0:
-        write(args.out / name, how)
+        say(f"{count:,} parameters, {args.precision}, {where}, from step {progress[2]}")
+    train_model(args, called, parts, progress)
+    name, how = (draw_pictures if args.data.suffix == ".npz" else draw_text)(model, args)
+    if args.rank == 0:  # all have drawn: the model may be sharded
+        how(args.out / name)
         say(f"drawn: {name}")
     if args.export:
         export(model, args)
@@ -879,16 +811,13 @@ def run(args):
 @record
 def main():
     args = parse()
-    args.lock = None
+    join(args)
     try:
-        join(args)
         run(args)
-    except (OSError, SafetensorError, dcp.CheckpointException) as error:
-        leave(f"{reason_of(error)}. Is the disk full, was --out moved? The same command goes on.")
-    finally:
-        if args.lock:
-            args.lock.truncate(0)  # ended, not killed
-            args.lock.close()
+    except (OSError, dcp.CheckpointException) as error:
+        leave(
+            f"{reason_of(error)}. Can --out be written, is the disk full? The same command goes on."
+        )
     dist.destroy_process_group()
 
 

@@ -2,10 +2,10 @@
 
 import contextlib
 import errno
+import gc
 import io
 import json
 import logging
-import math
 import os
 import re
 import runpy
@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,10 +21,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import FORKED, ROOT, pretend, wait_until
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from test_rungs import WITHOUT_GPUS, few_images, run_here, run_on_ranks
+from running import ROOT, pretend
+from safetensors.torch import load_file
+from test_rungs import few_images, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,8 +44,7 @@ def gpt():
 
 @pytest.fixture(autouse=True)
 def usual_signals():
-    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-    usual = {number: signal.getsignal(number) for number in numbers}
+    usual = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
@@ -187,9 +184,8 @@ def test_signals_are_noted_while_it_trains_but_for_those_of_nohup(gpt):
 def test_what_is_said_to_a_terminal_that_is_gone_ends_nothing(gpt):
     with mock.patch("builtins.print", side_effect=OSError(errno.EIO, "gone")):
         gpt.say("step 1")
-    with mock.patch("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii")) as narrow:
+    with mock.patch("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii")):
         gpt.say("data was größe.npy")
-    assert narrow.buffer.getvalue() == b"data was gr??e.npy\n"
 
 
 def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, tokens, tmp_path):
@@ -197,34 +193,26 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, t
     (notes := tmp_path.with_name("notes") / "settings.json").parent.mkdir(exist_ok=True)
     notes.write_text('{"editor.tabSize": 4}')
     np.save(other, np.load(tokens)[::-1])
-    np.save(tokens.with_name("high.npy"), np.append(np.load(tokens), 5 * 10**12))
     cases = [
-        (
-            [whole, "--lr", 0.1],
-            "lr was 0.003, now 0.1. Go on with the options, --data, --base and gpt",
-        ),
+        ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with options, data, base and gpt"),
         ([whole, "--data", other], "checksum was "),
         ([notes.parent], "no settings.json of this program. Take it from a backup, or name a n"),
-        ([tmp_path, "--parallel", "ddp"], "start none with python, the others with torchrun"),
+        ([tmp_path, "--parallel", "ddp"], "start --parallel none alone without torchrun"),
         ([tmp_path, "--width", 20], "--width must be a multiple of 2 x --heads 4"),
         ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
-        ([tmp_path, "--batch", 0], "--batch must be at least 1, not 0"),
-        ([tmp_path, "--lr", "nan"], "--lr must be at least 1e-12, not nan"),
-        (
-            [tmp_path, "--micro", 10**25],
-            f"--micro must be at least 1, not {10**25}, and below 2**31",
-        ),
-        ([tmp_path, "--lr", "inf"], "--lr must be at least 1e-12, not inf, and below 2**31"),
+        ([tmp_path, "--lr", "nan"], "--lr must be at least 1e-12, not nan, and below 2**31"),
+        ([tmp_path, "--warm-up", 2**31], "--warm-up must be at least 1, not 2147483648, and below"),
         ([tmp_path, "--dropout", 1], "--dropout must be below 1, not 1.0"),
         ([tmp_path, "--data", gpt.CLOTHES], "--context of pictures must be 196"),
         ([tmp_path, "--lr", "fast"], "argument --lr: invalid float value: 'fast'. --help lists"),
         ([tmp_path, "--lora", 4], "--lora changes weights: name their file as --base"),
         ([tmp_path, "--base", PROGRAM], "--export of this program has not written it"),
         ([tmp_path, "--base", base, "--layers", 1], "--base: layers must be as in"),
-        ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
-        ([tmp_path, "--data", tmp_path / "no"], "(No such file or directory): no .npy of more"),
+        ([tmp_path, "--export", PROGRAM], "gpt.py: there is --base, or what --export has not writ"),
+        ([tmp_path, "--export", base, "--base", base], "there is --base, or what --export has not"),
+        ([PROGRAM], "File exists: '"),
+        ([tmp_path, "--data", "no"], "--data no (FileNotFoundError): no .npy of more than --conte"),
         ([tmp_path, "--data", PROGRAM], "no .npy of more than --context whole numbers from 0 in"),
-        ([tmp_path, "--data", tokens.with_name("high.npy")], "ids must be below 10,000,000"),
         ([tmp_path, "--context", 5000], "--batch 24: the data has 1 sequences"),
     ]
     before = [sorted(whole.rglob("*")), [notes]]
@@ -258,67 +246,20 @@ def test_with_the_folder_alone_a_run_goes_on_with_all_its_options(tokens, tmp_pa
     assert "no settings.json of this program. Take it from a backup, or name" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        '["checksum"]',
-        '{"checksum": 1, "lr": [1]}',
-        '{"checksum": 1, "steps": null}',
-        "[" * 10**5,
-    ],
-)
-def test_settings_that_a_hand_or_another_program_wrote_are_none(gpt, tmp_path, text):
-    (tmp_path / "settings.json").write_text(text)
-    assert gpt.settings_of(tmp_path) == {}
-
-
-@pytest.fixture
-def begin(gpt, tokens, tmp_path, monkeypatch):
-    """What `find_start` finds for a run with these options, which then ends."""
-
-    def start(*options):
-        given = ["gpt.py", "--out", tmp_path / "out", "--data", tokens, *SMALL, *options]
-        monkeypatch.setattr(sys, "argv", list(map(str, given)))
-        args = gpt.parse()
-        args.lock, args.ranks = None, 1
-        gpt.read_and_check(args)
-        found = gpt.find_start(args)
-        if args.lock:
-            args.lock.close()
-        return found
-
-    return start
-
-
-def checkpoint(out, *names):
-    (step := out / "step-00000010").mkdir()
-    for name in names:
-        (step / name).touch()
-
-
-def test_a_copy_without_hidden_files_or_with_a_link_is_not_begun_again(begin, tmp_path):
-    begin()
-    checkpoint(out := tmp_path / "out", "__0_0.distcp")  # killed in the first save
-    assert begin("--seed", 1) == []
-    (out / ".run.lock").unlink()
+def test_a_copy_without_hidden_files_or_with_a_link_is_not_begun_again(whole, tokens, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    options = ["--out", out, "--data", tokens, *SMALL]
+    for file in out.glob("step-*/.metadata"):
+        file.unlink()  # killed in the first save
+    assert "from step 0\n" in run_here(PROGRAM, *options, "--seed", 1).stdout
+    (out / "step-00000030").symlink_to("step-00000010")  # it would be emptied, later
+    assert " is a link. Copy what it leads to" in run_here(PROGRAM, *options).stderr
+    (out / "step-00000030").unlink()
+    for file in [*out.rglob(".*")]:
+        file.unlink()
     for _ in range(2):
-        assert "has .metadata. Copy it again, with hidden files, or name a new" in begin()
-    (out / "step-00000020").symlink_to("step-00000010")  # it would be emptied, later
-    assert "step-00000020 is a link" in begin()
-
-
-def test_export_replaces_only_what_it_wrote(whole, begin, tmp_path):
-    names = ["foreign", "text", "base", "own", "new"]
-    foreign, text, base, own, new = (tmp_path / f"{name}.safetensors" for name in names)
-    save_file({"a": torch.ones(1)}, foreign)
-    text.write_text("mine")
-    for path in (base, own):
-        shutil.copy(whole / "weights.safetensors", path)
-    for path in (foreign, text, base, tmp_path / "x" / ".." / base.name, tmp_path / "new.pt"):
-        assert "that --export wrote, and not" in begin("--export", path, "--base", base)
-    for path in (new, own):
-        assert begin("--export", path) == []
+        said = run_here(PROGRAM, *options).stderr
+        assert "has .metadata. Copy it again, with hidden files, or name a new" in said
 
 
 def test_the_help_says_of_each_option_what_it_is_and_whether_it_is_fixed(gpt, monkeypatch, capsys):
@@ -330,9 +271,9 @@ def test_the_help_says_of_each_option_what_it_is_and_whether_it_is_fixed(gpt, mo
     assert "--log-every LOG_EVERY steps between two lines and validations (50) --" in told
 
 
-def test_rows_of_the_log_that_are_damaged_are_left_out(gpt, tmp_path):
+def test_rows_of_the_log_that_are_cut_or_computed_again_are_left_out(gpt, tmp_path):
     log, rows = tmp_path / "log.jsonl", ['{"step": 2, "loss": 1.0}\n', '{"step": 4, "loss": 1.0}\n']
-    log.write_bytes(b'\0\xff}\n{"step": "x"}\n' + "".join(rows).encode() + b'{"step": 2, "lo')
+    log.write_text("".join(rows) + '{"step": 2, "lo')
     gpt.cut_log(SimpleNamespace(out=tmp_path), 2)
     assert log.read_text() == rows[0]
 
@@ -340,45 +281,38 @@ def test_rows_of_the_log_that_are_damaged_are_left_out(gpt, tmp_path):
 def usual(gpt, **options):
     """The options of a run, but for these."""
     args = {name: default for name, (default, *_) in gpt.OPTIONS.items()}
-    args |= {"kv_heads": 4, "shape": {}, "base": None, "ranks": 1, "precision": "fp32"}
+    args |= {"kv_heads": 4, "shape": {}, "base": None, "export": None, "ranks": 1, "alone": True}
+    args |= {"parallel": "none", "precision": "fp32"}
     return SimpleNamespace(**args | options)
 
 
-def test_pictures_that_cannot_be_right_are_refused_in_one_sentence(gpt, tokens, tmp_path):
+def test_pictures_that_cannot_be_right_are_refused_in_one_sentence(gpt, tmp_path):
     clothes = {name: array[:40] for name, array in np.load(gpt.CLOTHES).items()}
-    np.savez(right := tmp_path / "right.npz", **clothes)
-    changed = {
-        "float": {"train_images": clothes["train_images"] / 255},
-        "label": {"test_labels": clothes["test_labels"] + 9},
-        "empty": {"test_images": clothes["test_images"][:0], "test_labels": np.arange(0)},
-    }
-    for name, arrays in changed.items():
-        np.savez(tmp_path / f"{name}.npz", **(clothes | arrays))
-    (tmp_path / "cut.npz").write_bytes(right.read_bytes()[:3000])
-    shutil.copy(tokens, tmp_path / "npy.npz")
-    assert gpt.read_and_check(usual(gpt, data=right)) is None
-    for name in [*changed, "cut", "npy"]:
-        said = gpt.read_and_check(usual(gpt, data=tmp_path / f"{name}.npz"))
+    for wrong in (
+        {"train_images": clothes["train_images"] / 255},
+        {"test_labels": clothes["test_labels"] + 9},
+        {"test_images": clothes["test_images"][:0], "test_labels": np.arange(0)},
+    ):
+        np.savez(data := tmp_path / "data.npz", **clothes)
+        assert gpt.read_and_check(usual(gpt, data=data)) is None
+        np.savez(data, **(clothes | wrong))
+        said = gpt.read_and_check(usual(gpt, data=data))
         assert re.search(r"no .npy of .* nor .npz of uint8 pictures", said)
 
 
-def test_a_base_of_the_same_shape_is_known_by_its_numbers(gpt, tokens, tmp_path):
-    sums = set()
-    for other in (b"\0", b"\1"):
-        (tmp_path / "base").write_bytes(bytes(50_500) + other + bytes(40_000))
-        args = usual(gpt, base=tmp_path / "base", shape={"lora": 0}, data=tokens, context=16)
-        gpt.read_and_check(args)
-        sums.add(args.checksum)
-    assert len(sums) == 2
-
-
-def test_data_that_differ_in_what_is_held_out_are_of_another_run(gpt, tokens, tmp_path):
+def test_data_and_a_base_are_known_by_their_numbers(gpt, tokens, tmp_path):
     text = np.load(tokens)
-    text[-100] ^= 1
-    np.save(tmp_path / "other.npy", text)
-    one, other = (usual(gpt, data=file) for file in (tokens, tmp_path / "other.npy"))
-    assert gpt.read_and_check(one) is gpt.read_and_check(other) is None
-    assert one.checksum != other.checksum
+    text[-100] ^= 1  # held out
+    np.save(other := tmp_path / "other.npy", text)
+    bases = [tmp_path / name for name in "ab"]
+    for base in bases:
+        base.write_bytes(bytes(50_500) + base.name.encode() + bytes(40_000))
+    sums = set()
+    for data, base in [(tokens, None), (other, None), *((tokens, base) for base in bases)]:
+        args = usual(gpt, data=data, context=16, base=base, shape={"lora": 0} if base else {})
+        assert gpt.read_and_check(args) is None
+        sums.add(args.checksum)
+    assert len(sums) == 4
 
 
 def test_what_damaged_a_checkpoint_is_said_without_the_advice_that_follows(gpt):
@@ -417,18 +351,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_goes_on(
     assert len(list(out.glob("step-00000020.damaged-*/*"))) > 0
 
 
-def test_a_checkpoint_of_another_step_or_run_is_none_of_this_run(whole, tokens, tmp_path):
-    out, other = shutil.copytree(whole, tmp_path / "out"), tmp_path / "other"
-    run(other, tokens, "--seed", 1)
-    shutil.copytree(out / "step-00000010", out / "step-00000019")
-    shutil.rmtree(out / "step-00000020")
-    shutil.copytree(other / "step-00000020", out / "step-00000020")
-    stdout = run(out, tokens).stdout
-    assert stdout.count("ValueError: it is another run's, or another step's): it is") == 2
-    assert "from step 10\n" in stdout
-    assert_equal(out, whole)
-
-
 def test_if_no_checkpoint_is_whole_nothing_is_moved(whole, tokens, tmp_path):
     out = shutil.copytree(whole, tmp_path / "out")
     for step in ("step-00000010", "step-00000020"):
@@ -439,20 +361,6 @@ def test_if_no_checkpoint_is_whole_nothing_is_moved(whole, tokens, tmp_path):
         "no checkpoint is whole .step-00000020: .*; step-00000010: .*Take", done.stderr
     )
     assert sorted(out.rglob("*")) == before
-
-
-def test_a_lock_of_another_host_holds_as_long_as_it_lives(gpt, tmp_path, monkeypatch):
-    lock = tmp_path / ".run.lock"
-    lock.write_text("process 1 on elsewhere, since 2026-01-01 00:00:00")
-    args = SimpleNamespace(out=tmp_path)
-    said = r"1 on elsewhere, since 2026-01-01 00:00:00, last heard of \d+ s ago"
-    assert re.search(said, gpt.hold(args))
-    monkeypatch.setitem(gpt.live.__globals__, "BEAT", 0.01)
-    os.utime(lock, (1e9, 1e9))
-    assert gpt.hold(args) is None
-    os.utime(lock, (1e9, 1e9))
-    wait_until(lambda: time.time() - lock.stat().st_mtime < 600)
-    args.lock.close()
 
 
 def test_two_runs_in_one_folder_never_mix_whichever_is_first(gpt, tokens, tmp_path):
@@ -496,7 +404,7 @@ def test_one_rank_says_what_is_wrong_and_the_others_wait_to_be_ended(
     [
         ("--lr 0.1 --micro 5", "process 1 has other values of lr, micro than process 0. Give all"),
         ("--data other.npy", "process 1 has other values of checksum than process 0. Give all"),
-        ("--data none.npy", "process 1: --data none.npy (No such file or directory): no .npy of"),
+        ("--data none.npy", "process 1: --data none.npy (FileNotFoundError): no .npy of"),
         ("--out b", "process 1: b/.run.lock, which process 0 made, is not there. Name a folder"),
     ],
 )
@@ -514,25 +422,6 @@ def test_hosts_that_are_not_in_the_same_run_are_told_before_training(
     assert said in done.stderr
     assert "from step 0" not in done.stdout
     assert not list(tmp_path.glob("*/step-*"))
-
-
-@pytest.mark.slow
-def test_ranks_whose_torchrun_is_killed_save_and_end(tokens, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    options = ["--out", tmp_path, "--data", tokens, *SMALL, "--steps", 10**6]
-    command += map(str, [PROGRAM, *options])
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    quiet["env"] = os.environ | WITHOUT_GPUS | FORKED  # there may be only one
-    with subprocess.Popen(command, start_new_session=True, **quiet) as torchrun:
-        try:
-            wait_until((tmp_path / "log.jsonl").exists, limit=500)
-            wait_until(lambda: (tmp_path / "log.jsonl").read_text(), limit=500)
-            torchrun.kill()
-            wait_until(lambda: not (tmp_path / ".run.lock").read_text(), limit=500)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(torchrun.pid, signal.SIGKILL)
-    assert list(tmp_path.glob("step-*/.metadata"))
 
 
 def test_a_rank_whose_torchrun_is_killed_while_it_imports_ends(tmp_path):
@@ -579,22 +468,12 @@ def test_adapters_learn_alone_are_saved_alone_and_merge(gpt, whole, tokens, tmp_
     assert again == pytest.approx(learned, rel=1e-5)
 
 
-def test_files_have_the_mode_of_new_ones(gpt, tmp_path):
-    before = os.umask(0o027)
-    try:
-        gpt.write(tmp_path / "a", lambda path: save_file({"a": torch.ones(1)}, path))
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
-
-
 def test_weights_that_cannot_be_written_are_told_in_one_sentence(whole, tokens, tmp_path):
     out = shutil.copytree(whole, tmp_path / "out")
-    full = SafetensorError("I/O error: No space left on device (os error 28)")
-    with mock.patch("safetensors.torch.save_file", side_effect=full):
+    with mock.patch("safetensors.torch.save", side_effect=OSError(28, "No space left on device")):
         done = run_here(PROGRAM, "--out", out, "--export", tmp_path / "new.safetensors")
-    said = "SafetensorError: I/O error: No space left on device (os error 28). Is the disk full"
-    assert said in done.stderr
+    assert "OSError: [Errno 28] No space left on device. Can --out be written" in done.stderr
+    gc.collect()  # closes the lock, as the end of a process does
     assert run(out, tokens).returncode == 0  # it is in the last checkpoint
 
 
@@ -634,14 +513,6 @@ def test_more_processes_than_gpus_are_told_in_one_sentence(gpt, monkeypatch):
         gpt.join(SimpleNamespace())
 
 
-@pytest.mark.parametrize("weights", [[torch.full((26, 64), math.nan)], [torch.ones(1, 64)], []])
-def test_a_base_that_has_diverged_or_is_of_another_shape_is_refused(gpt, weights):
-    model, _ = new_model(gpt)
-    base = dict(zip(["embedding.weight"], weights, strict=False))
-    with pytest.raises(SystemExit, match=r"embedding.weight is missing, not finite or of another"):
-        model.initialize(0, mock.Mock(keys=base.keys, get_tensor=base.get))
-
-
 def test_a_run_that_diverges_saves_nothing_and_a_file_of_the_users_stays(tokens, tmp_path):
     options = ["--out", tmp_path / "out", "--data", tokens, *SMALL, "--save-every", 2]
     done = run_here(PROGRAM, *options, "--lr", 2e9, "--log-every", 20)
@@ -676,15 +547,14 @@ def noting(notes, found):
 
 
 def new_model(gpt, **options):
-    args = {"vocabulary": 26, "parallel": "none"}
-    args |= {"device": torch.device("cpu"), "weights": None}
+    args = {"vocabulary": 26, "device": torch.device("cpu"), "weights": None}
     args = usual(gpt, **args | options)
     model = gpt.GPT(args)
     model.initialize(0)
     return model, args
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"kv_heads": 1, "tied": True}])
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"kv_heads": 1}])
 def test_with_a_cache_a_token_gets_the_scores_that_it_gets_without(gpt, options):
     model, _ = new_model(gpt, **options)
     tokens, caches = torch.randint(26, (2, 20)), [[] for _ in model.blocks]
@@ -698,9 +568,8 @@ def test_with_a_cache_a_token_gets_the_scores_that_it_gets_without(gpt, options)
 
 def test_no_score_depends_on_a_later_token_and_no_grey_is_a_class(gpt):
     model, args = new_model(gpt, data=gpt.CLOTHES)
-    gpt.read_sequences(args)
-    train, held_out = args.train, args.held_out
-    assert (train.shape, held_out.shape, args.vocabulary) == ((12_000, 197), (2_000, 197), 26)
+    train, held_out, highest = gpt.read_pictures(args)
+    assert (train.shape, held_out.shape, highest) == ((12_000, 197), (2_000, 197), 25)
     assert train[:, 1:].max() < gpt.GREYS <= train[:, 0].min()
     tokens = torch.from_numpy(held_out[:4].astype(int))
     other = torch.cat([tokens[:, :100], tokens[:, 100:].flip(0)], dim=1)
