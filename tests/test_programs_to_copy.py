@@ -33,18 +33,19 @@ def program(notebook, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("notebook", "name", "file", "classes"),
+    ("notebook", "name", "file", "classes", "rate"),
     [
-        ("09_rung_4_distributed", "train_ddp.py", "model.pt", 2),
-        ("12_rung_5_fsdp", "train_fsdp.py", "model.pt", 3),
-        ("19_many_machines", "train_hosts.py", "checkpoint.pt", 2),
-        ("both_gpus", "train.py", "model.pt", 2),
+        ("09_rung_4_distributed", "train_ddp.py", "model.pt", 2, "lr=0.1"),
+        ("12_rung_5_fsdp", "train_fsdp.py", "model.pt", 3, "lr=0.01"),
+        ("19_many_machines", "train_hosts.py", "checkpoint.pt", 2, "lr=0.1"),
+        ("both_gpus", "train.py", "model.pt", 2, "lr=1e-3"),
     ],
 )
-def test_a_chapters_first_program_trains_and_saves_a_model_of_yours(
-    notebook, name, file, classes, tmp_path
+def test_a_chapters_first_program_trains_a_model_of_yours_and_saves_it_while_it_is_finite(
+    notebook, name, file, classes, rate, tmp_path, monkeypatch
 ):
-    (tmp_path / name).write_text(program(notebook, name))
+    text = program(notebook, name)
+    (tmp_path / name).write_text(text)
     within(550, *TORCHRUN, name, cwd=tmp_path)
     saved = torch.load(tmp_path / file, map_location="cpu")
     exec(YOURS, names := {})
@@ -56,6 +57,14 @@ def test_a_chapters_first_program_trains_and_saves_a_model_of_yours(
     if name == "train.py":  # its page goes on with adapters for that model
         (tmp_path / "lora.py").write_text(program(notebook, "lora.py"))
         assert "step 300: loss" in within(550, *TORCHRUN, "lora.py", cwd=tmp_path)
+    (tmp_path / file).unlink()
+    assert text.count(rate) == 1
+    (tmp_path / name).write_text("import math\n" + text.replace(rate, "lr=math.inf"))
+    monkeypatch.chdir(tmp_path)
+    alone = mock.patch.dict(os.environ, ONLY_RANK | {"GROUP_RANK": "0"})
+    with alone, pytest.raises(AssertionError, match="weights not finite"):
+        run_here(tmp_path / name)
+    assert not (tmp_path / file).exists()
 
 
 def test_a_nan_ends_chapter_05s_program_before_it_saves(tmp_path):
@@ -66,29 +75,6 @@ def test_a_nan_ends_chapter_05s_program_before_it_saves(tmp_path):
     with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
         exec(text.replace("\nmodel = ", "\ninputs[6, 0] = math.nan\nmodel = ", 1), {})
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("notebook", "name", "rate"),
-    [
-        ("09_rung_4_distributed", "train_ddp.py", "lr=0.1"),
-        ("12_rung_5_fsdp", "train_fsdp.py", "lr=0.01"),
-        ("19_many_machines", "train_hosts.py", "lr=0.1"),
-        ("both_gpus", "train.py", "lr=1e-3"),
-    ],
-)
-def test_a_program_stops_before_it_saves_weights_that_are_not_finite(
-    notebook, name, rate, tmp_path, monkeypatch
-):
-    text = program(notebook, name)
-    assert text.count(rate) == 1
-    (tmp_path / name).write_text("import math\n" + text.replace(rate, "lr=math.inf"))
-    monkeypatch.chdir(tmp_path)
-    alone = mock.patch.dict(os.environ, ONLY_RANK | {"GROUP_RANK": "0"})
-    with alone, pytest.raises(AssertionError, match="weights not finite"):
-        run_here(tmp_path / name)
-    assert not [*tmp_path.glob("*.pt")]
 
 
 # --- in several sessions ------------------------------------------------------------------------
