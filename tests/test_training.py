@@ -220,7 +220,7 @@ def test_bad_arguments_are_named_before_anything_is_trained(data):
         (data, {"rung": "dp", "precision": "bf16-mixed"}, "DataParallel would compute in fp16"),
         (data, {"checkpoint_every": 3}, "checkpoint_every=3: name a checkpoint_dir"),
         ((as_pair(data)[0], []), {}, "test split is empty"),
-        (data, {"epochs": 0}, r"epochs=0, .*: give 1 or more, and a model such as MLP\(784\)"),
+        (data, {"epochs": 0}, "epochs=0: give 1 or more"),
     ]:
         model = new_model()
         before = next(model.parameters()).clone()
@@ -229,7 +229,7 @@ def test_bad_arguments_are_named_before_anything_is_trained(data):
         assert torch.equal(before, next(model.parameters()))
     with pytest.raises(ValueError, match=r"Labels of shape \(2, 5\): give one class number per im"):
         evaluate(nn.Unflatten(1, (3, 5)), [(torch.zeros(2, 15), torch.zeros(2, 5).long())])
-    with pytest.raises(ValueError, match="give 1 or more, and a model such as"):
+    with pytest.raises(ValueError, match=r"MLP'> is no model: give one such as MLP\(784\)"):
         train(MLP, data)
 
 

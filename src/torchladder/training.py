@@ -138,8 +138,10 @@ def train(
     """
     device = get_device(rung)
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if rung == "ddp" else (0, 1)
-    if not isinstance(model, nn.Module) or epochs < 1:
-        raise ValueError(f"epochs={epochs}, {model}: give 1 or more, and a model such as MLP(784).")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{model} is no model: give one such as MLP(784).")
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: give 1 or more.")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: choose one of {', '.join(PRECISIONS)}.")
     # parallel_apply hands on to its threads that autocast is on, but not its dtype.
