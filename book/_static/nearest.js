@@ -25,7 +25,7 @@ function saidIn(text) {
   const said = text.slice(0, 20_000).replace(unsaid, " ");
   if (said === text && isSaid(text)) return text;
   const lines = said.trim().split("\n"), told = lines.filter((line, at) => speaks(line, at === 0) && !PRINTED.test(line)).join("\n");
-  if (told && (2 * told.length > lines.join("\n").length || /\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b/.test(told.toLowerCase()))) return told.slice(0, 1000);
+  if (told && (2 * told.length > lines.join("\n").length || /\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b|^(?:why|how)\b/.test(told.toLowerCase()))) return told.slice(0, 1000);
   return isSaid(text) ? text : "";
 }
 

@@ -313,6 +313,7 @@ def test_the_script_reads_questions_as_the_package_does(page):
     asked += [
         f"{said} {words}" for said, *_ in DECIDED for words in ("", "on two GPUs", "since May")
     ]
+    asked.append(f"Why are several processes started on GPU 0?\n{'| 1  N/A  2579941  C  |' * 9}")
     asked += ["the port is already in use, an error", "each worker needs more memory"]
     asked += ["It is not a hang, the training is slow in Graz", "no oom, the epoch is longer"]
     asked += ["This is not a memory leak. The accuracy is bad", "swap the two layers please"]

@@ -38,9 +38,9 @@ DENIED += r"(?:has no attribute|unexpected keyword|no module named|positional ar
 SAYS, LINE, LETTERS, CHINESE = 600, 200, 0.7, 0.5  # whose letters are words
 SPEAKS = r"\b(?:the|is|are|my|when|after|but|don?|doesn?|only|i|no|not|why|how|what|with|yet|have"
 SPEAKS += r"|it)\b|[\u4e00-\u9fff]{4}"
-# In a post, somebody speaks of themselves or of a hang, or most is said. So many letters are read
-# and kept.
-SOMEBODY = r"\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b"
+# In a post, somebody speaks of themselves or of a hang, asks at once, or most is said. So many
+# letters are read and kept.
+SOMEBODY = r"\b(?:i|my|we|our|hangs|(?:gets?|is|are) stuck|freezes)\b|^(?:why|how)\b"
 READ, KEPT = 20_000, 1000
 # What nobody says: code, pictures, links, names of people, headings, boxes to tick, tags.
 UNSAID = r"```[\s\S]*?(?:```|(?![\s\S]))|!?\[[^\]\n]{0,99}\]\([^)\n]{0,500}\)"
