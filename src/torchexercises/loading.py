@@ -5,6 +5,7 @@ Whatever it prints, replaces or ends, there is no verdict here.
 
 import base64
 import json
+import signal
 import sys
 import types
 from pathlib import Path
@@ -13,12 +14,11 @@ from unittest.mock import MagicMock
 import cloudpickle
 
 import torchexercises as check
-from torchladder.launching import end_with
 
 
 def main() -> None:
-    out, grader, *names = sys.argv[1:]
-    end_with(int(grader))  # killed, it can end nothing
+    out, seconds, *names = sys.argv[1:]
+    signal.alarm(int(seconds))  # a grader that was killed can end nothing
     check.Exercise.__call__ = lambda self, *answers, **options: None  # check cells
     hand_in = types.ModuleType("hand_in")
     hand_in.__dict__["get_ipython"] = MagicMock()  # magics of an exported notebook

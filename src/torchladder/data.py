@@ -286,12 +286,10 @@ class DeviceBatches:
         device: torch.device,
         batch_size: int = 64,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         self.dataset = _ImageSet(data, split, device)
         self.batch_size = batch_size
-        self.sampler = _sampler(split, self.dataset, seed, rank, world_size)
+        self.sampler = _sampler(split, self.dataset, seed, rank=0, world_size=1)
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self.batch_size)

@@ -522,7 +522,7 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     # before the thread that kills the group once the caller is gone.
     os.setsid()
     caller: Any = mp.parent_process()
-    end_with(caller.sentinel)
+    _end_with(caller.sentinel)
     # What runs at exit is the function's own: what torch registered in the fork server takes 0.2 s.
     atexit._clear()
     finalize: Any = weakref.finalize  # whose private names the type checker does not know
@@ -542,7 +542,7 @@ def _set_up_process(environment: dict, output: Connection, stack: Connection) ->
     faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=True)
 
 
-def end_with(pipe: int) -> None:
+def _end_with(pipe: int) -> None:
     """End this process's group once a pipe's other end is closed, as by the end of its process.
 
     The caller of `launch` closes it, too, if the fork server was killed.

@@ -260,11 +260,8 @@ def test_a_long_line_is_prepared_once_however_many_matches_it_has(monkeypatch):
     line = " ".join(
         pattern.replace("*", "x") for e in catalogue().values() for pattern in e.patterns
     )
-    matches = find(line)
-    assert len(matches) > 100
+    assert len(find(line)) > 100
     assert sum(lengths) < 5 * len(line)
-    squeezed = "".join(squeezing.squeeze(line))
-    assert all("".join(squeezing.squeeze(m.text.strip(". "))) in squeezed for m in matches)
 
 
 def test_in_slices_of_any_size_the_same_is_found(monkeypatch):
