@@ -2,7 +2,7 @@
 
 A prediction is a paragraph that begins with **Predict.** Its answer is what a cell below puts out,
 and the first paragraph after that, which says it in words: both are folded. An exercise is a
-heading that ends in its minutes. The line under a chapter's title counts both.
+heading that ends in its minutes.
 """
 
 import re
@@ -66,25 +66,7 @@ def frame_exercises(app, doctree):
             section.insert(1, nodes.paragraph("", found[2], classes=["minutes"]))
 
 
-def count(app, doctree):
-    """In the line that says how long the chapter takes."""
-    predictions = sum("prediction" in box["classes"] for box in doctree.findall(nodes.container))
-    exercises = sum("exercise" in part["classes"] for part in doctree.findall(nodes.section))
-    line = next((node.parent for node in doctree.findall(nodes.emphasis)), "")
-    if line and line.astext().endswith("to read.") and predictions + exercises:
-        told = nodes.inline("", classes=["tasks"])
-        told += [nodes.Text(f" {number_of(predictions, 'prediction')}")] * bool(predictions)
-        if exercises:
-            link = nodes.reference("", number_of(exercises, "exercise"), refuri="#exercises")
-            told += [nodes.Text(", " if predictions else " "), link]
-        line += told
-
-
-def number_of(things, name):
-    return f"{things}\N{NO-BREAK SPACE}{name}{'s' * (things > 1)}"
-
-
 def setup(app):
-    for change in (frame_predictions, frame_exercises, count):
+    for change in (frame_predictions, frame_exercises):
         app.connect("doctree-read", change, priority=400)  # before the contents are collected
     return {"parallel_read_safe": True, "parallel_write_safe": True}

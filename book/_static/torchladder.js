@@ -73,27 +73,6 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 });
 
-// Which exercises a reader has done is kept in this browser alone.
-document.addEventListener("DOMContentLoaded", () => {
-  const tally = one(".tasks")?.appendChild(make("span"));
-  const marks = all("section.exercise").map((exercise) => {
-    const key = `done ${DOCUMENTATION_OPTIONS.pagename}#${exercise.id}`;
-    const mark = Object.assign(make("input"), { type: "checkbox", checked: localStorage.getItem(key) !== null });
-    mark.addEventListener("change", () => {
-      if (mark.checked) localStorage.setItem(key, "yes");
-      else localStorage.removeItem(key);
-      add();
-    });
-    one(".minutes", exercise).append(make("label", "done", mark, " Done"));
-    return mark;
-  });
-  function add() {
-    const done = marks.filter((mark) => mark.checked).length;
-    if (tally) tally.textContent = done ? `, ${done} done` : "";
-  }
-  add();
-});
-
 /** Scrolls a list until a link in it is in sight. */
 function scrollToLink(list, link) {
   const [box, at] = [list.getBoundingClientRect(), link.getBoundingClientRect()];
@@ -111,19 +90,10 @@ function showCurrent() {
 
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 
-// On this page: the section that is read, also after a jump, which the theme's marks miss; and the head says
-// which page it is once its title has scrolled away.
-const HEAD = 90; // pixels from the top, where a section has begun
+// On this page: the section that is read is in sight, which the theme marks alone; and the head says which page
+// it is once its title has scrolled away.
 function showSection() {
-  const links = all(".bd-sidebar-secondary a.nav-link[href^='#']:not([href='#next'])");
-  const tops = links.map((link) => document.getElementById(decodeURIComponent(link.hash.slice(1)))?.getBoundingClientRect().top);
-  const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
-  const now = end ? links.at(-1) : links[tops.findLastIndex((top) => top < HEAD)];
-  for (const link of links) {
-    link.classList.toggle("active", link.parentNode.contains(now ?? null)); // and what it is a part of
-    if (link === now) link.setAttribute("aria-current", "true");
-    else link.removeAttribute("aria-current");
-  }
+  const now = all(".bd-sidebar-secondary a.nav-link.active:not([href='#next'])").at(-1);
   const list = now?.closest(".bd-sidebar-secondary");
   if (list?.offsetParent) scrollToLink(list, now);
 }

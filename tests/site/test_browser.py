@@ -126,20 +126,6 @@ def test_the_menu_shows_the_parts_and_the_pages_of_the_one_that_is_read(visit):
     assert page.locator(".bd-links a", has_text="Will it fit").is_visible()
 
 
-def test_an_exercise_that_is_done_stays_marked_and_is_counted(visit):
-    name = "notebooks/09_rung_4_distributed.html"
-    page = visit(name)
-    assert page.locator(".exercise .cell_input pre >> visible=true").count() >= 4
-    mark, told = page.get_by_label("Done").first, page.locator(".tasks")
-    mark.check()
-    for count in (", 1 done", ""):
-        page.reload()
-        assert mark.is_checked() == bool(count)
-        assert told.inner_text().split() == f"4 predictions, 4 exercises{count}".split()
-        mark.uncheck()
-    assert not visit(name, java_script_enabled=False).get_by_label("Done").count()
-
-
 def test_the_typefaces_of_the_book_come_with_it_and_the_icons_are_those_that_pages_use(visit, site):
     page = visit("index.html", without="**/book/*")
     asked = []
