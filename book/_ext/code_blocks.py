@@ -9,7 +9,6 @@ from pygments.lexers.diff import DiffLexer
 from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Generic, Name, Number, Text
 
-ONE_SCREEN = 48  # lines of a diff
 TRACEBACK = r"Traceback \(most recent call last\)"
 WIDEST = 110  # letters in a line of columns; a longer one is a sentence
 
@@ -85,7 +84,6 @@ def name_folds_and_options(app, page, template, context, doctree):
         # A fold that shows the solution hides the solution.
         shows = r'(<p class="collapsed [\w-]+">Show ([^<:]*).*\n<p class="expanded [\w-]+">)[^<]*'
         body = re.sub(shows, r"\1Hide \2", body)
-        body = re.sub(r"(?<=: \d\d) (?=min\b)", "&nbsp;", body)
         if re.match(r"notebooks/\d", page):  # what only a notebook needs is not copied, as a prompt
             magic = (
                 r'<pre><span></span><span class="o">(?:(!)</span>|(%%writefile)</span>( [^\n]*\n))'
@@ -97,16 +95,12 @@ def name_folds_and_options(app, page, template, context, doctree):
 
 
 def shorten_diffs(app, doctree):
-    """A diff's head names the files as the repository does; it is no longer than a screen."""
+    """A diff's head names the files as the repository does; docstrings are no part of it."""
     for block in doctree.findall(nodes.literal_block):
         if block.get("language") in ("diff", "udiff"):  # of a cell, of a literalinclude
             block["language"] = "udiff"
             head, *hunks = re.split(r"^(?=@@ )", block.astext(), flags=re.M)
             hunks = [hunk for hunk in hunks if not of_docstring(hunk)]
-            if sum(hunk.count("\n") for hunk in hunks) > ONE_SCREEN:
-                # Without what stays the same, and so without its counts of lines.
-                hunks = [re.sub(r"^ .*\n?", "", hunk, flags=re.M) for hunk in hunks]
-                hunks = [re.sub(r"^@@ .*? @@", "@@", hunk) for hunk in hunks]
             write(block, "".join([head.replace(f"{app.srcdir}/", ""), *hunks]))
 
 

@@ -1,6 +1,5 @@
 """What a page is about: for search engines, previews and other programs."""
 
-import re
 from html import escape
 from pathlib import Path
 
@@ -8,8 +7,7 @@ from docutils import nodes
 
 
 def describe(app, pagename, templatename, context, doctree):
-    """Describe the pages that have no text, for search engines. The theme says the viewport."""
-    context["metatags"] = re.sub(r'<meta name="viewport".*?>', "", context.get("metatags", ""))
+    """Describe the pages that have no text, for search engines."""
     if '"description"' not in context.get("metatags", ""):
         add_description(context, f"A page of {app.config.html_title}: {pagename}")
 
