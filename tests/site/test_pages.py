@@ -11,11 +11,14 @@ from collections import Counter
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 import yaml
 from running import ROOT
+
+from book._ext import recorded_runs
 
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "book/api").glob("*.md"))
 MODULES = re.findall(r"automodule:: (\S+)", SOURCES)
@@ -74,6 +77,7 @@ def test_every_page_has_a_title_and_a_description_of_its_own(pages):
 
 
 def test_every_chapter_can_be_downloaded_as_it_is_and_with_the_packages_for_kaggle(site, pages):
+    given = set()  # programs
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         name = f"notebooks/{notebook.stem}.html"
         links = pages[name].select(".chapter-buttons a[download]:not([href$='.py'])")
@@ -82,6 +86,11 @@ def test_every_chapter_can_be_downloaded_as_it_is_and_with_the_packages_for_kagg
         assert cells[0] == cells[1], f"{name} offers another notebook"
         assert {*hosted} == {(site / "hosted" / notebook.name).resolve()}
         assert 'carried="' in "".join(cells[2][0]["source"])
+        program = [a["href"] for a in pages[name].select(".chapter-buttons a[href$='.py']")]
+        for path in ((site / name).parent / link for link in program):
+            assert path.read_bytes() == (ROOT / "rungs" / path.name).read_bytes()
+            given.add(path.name)
+    assert given == {path.name for path in ROOT.glob("rungs/[0-9]_*.py")}
 
 
 def test_diffs_name_their_files_cells_are_coloured_and_answers_folded(pages):
@@ -92,7 +101,7 @@ def test_diffs_name_their_files_cells_are_coloured_and_answers_folded(pages):
     assert page.select("details.hide .cell_output")
 
 
-def test_a_prediction_ends_with_its_answer_folded_and_a_chapters_head_counts_it(pages):
+def test_a_prediction_ends_with_its_answer_folded_and_an_exercise_is_a_card(pages):
     for name, page in pages.items():
         asked = [strong for strong in page.select("article strong") if strong.text == "Predict."]
         predictions, exercises = page.select(".prediction"), page.select("section.exercise")
@@ -104,9 +113,6 @@ def test_a_prediction_ends_with_its_answer_folded_and_a_chapters_head_counts_it(
             assert not fold.find_next_sibling()
         titles = [h3.text for h3 in page.select("article h3") if h3.text.startswith("Exercise ")]
         assert [exercise.h3.text for exercise in exercises] == titles
-        if exercises and "to read." in page.select_one("article").text:
-            told = page.select_one(".tasks").text
-            assert re.findall(r"\d+", told) == [str(len(n)) for n in (predictions, exercises) if n]
 
 
 def test_a_fold_hides_what_it_has_shown(pages):
@@ -128,6 +134,32 @@ def test_a_figure_has_its_alternative_text_below_it(pages):
     for figure in figures:
         assert figure["aria-label"].startswith(figure.figcaption.text)
         assert len(figure.figcaption.text) < 300
+
+
+def test_a_recorded_run_stands_beside_its_chapter_and_is_told_with_what_failed(pages):
+    told = pages["book/where_this_was_run.html"].select_one("article").text.replace("’", "'")
+    assert ("Not yet verified on 2xT4" in told) != (ROOT / "book/runs/2xT4").exists()
+    for file in (ROOT / "book/runs").glob("*/machine.json"):
+        facts, machine = json.loads(file.read_bytes()), recorded_runs.label(file.parent.name)
+        assert facts["note"] in told
+        for name, part in facts["parts"].items():
+            assert part.get("told", part["ended"]) in told
+            here, there = f"notebooks/{name}.html", f"book/runs/{file.parent.name}/{name}.html"
+            line = here in pages and pages[here].select_one(".as-run-on")
+            if there in pages:
+                assert line.find("a", href=f"../{there}", string=machine)
+                assert facts["note"] in pages[there].select_one(".admonition").text
+                links = [a["href"] for a in pages[there].select("article section section p a")]
+                assert not [link for link in links if link.startswith(".")]
+            elif line:
+                assert f"{machine} (outputs not kept)" in line.text
+                assert f"{name}: {part['ended']}, outputs not kept" in told
+
+
+def test_a_recorded_page_says_that_its_chapter_did_not_reach_its_end():
+    facts = {"date": "2026-01-02", "torch": "2.11", "parts": {"02": {"ended": "ValueError: `x`"}}}
+    note = recorded_runs.note(SimpleNamespace(recorded_runs={"1xT4": facts}), "1xT4", "02")
+    assert "did not reach its end: `ValueError: 'x'`" in note
 
 
 def test_contents_of_the_clinic_are_its_headings_and_links_to_terms_say_what_they_mean(pages):

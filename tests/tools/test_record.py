@@ -1,4 +1,4 @@
-"""``tools/record.py`` on a small copy of the repository, and the site of what it leaves."""
+"""``tools/record.py`` on a small copy of the repository; test_pages.py has the site of a run."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from running import ROOT, parsed, sphinx
+from running import ROOT
 
 from tools import machine_facts, record
 
@@ -40,9 +40,7 @@ def repository(tmp_path_factory):
     shutil.copytree(ROOT / "tools", folder / "tools")
     (folder / "tests/test_gpus.py").write_text(TESTS)
     for name, sources in CHAPTERS.items():
-        link = "See [a word](../book/glossary.md#rank) and [PyTorch](https://pytorch.org)."
-        cells = [nbformat.v4.new_markdown_cell(f"# A chapter\n\n{link}")]
-        cells += [nbformat.v4.new_code_cell(source) for source in sources]
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
         notebook = nbformat.v4.new_notebook(cells=cells, metadata={"run": {}})
         nbformat.write(notebook, folder / f"notebooks/{name}.ipynb")
     return folder
@@ -97,18 +95,20 @@ def test_a_run_is_only_recorded_under_the_name_of_its_machine(tmp_path, monkeypa
 
 
 def test_outcomes_of_chapters_and_gpu_tests_are_kept_as_far_as_they_got(run):
-    parts = json.loads((run / "machine.json").read_text())["parts"]
+    facts = json.loads((run / "machine.json").read_text())
+    parts = facts["parts"]
+    assert facts["note"] == "Beside others."
     assert list(parts) == ["02_stops", "01_fine", "tests/test_gpus.py"]  # as they were asked for
     assert parts["01_fine"]["ended"] == "passed"
     assert parts["02_stops"]["ended"] == "ValueError: no GPU"
     assert parts["tests/test_gpus.py"]["told"].startswith("1 failed, 1 passed")
     assert "test_with_a_gpu[False]" in parts["tests/test_gpus.py"]["failed"][0]
-    before, stopped, after = nbformat.read(run / "02_stops.ipynb", as_version=4).cells[1:]
+    before, stopped, after = nbformat.read(run / "02_stops.ipynb", as_version=4).cells
     assert before.outputs[0].text == "before\n"
     assert stopped.outputs[0].ename == "ValueError"
     assert after.outputs == []
     # Neither paths nor the machine's name are kept.
-    (output,) = nbformat.read(run / "01_fine.ipynb", as_version=4).cells[1].outputs
+    (output,) = nbformat.read(run / "01_fine.ipynb", as_version=4).cells[0].outputs
     assert output.text == "<repository>/notebooks <host>:29500\n"
 
 
@@ -128,49 +128,3 @@ def test_what_has_passed_is_not_run_again_on_the_same_machine_if_its_folder_is_t
         for name in ("passed", "failed"):
             kept.run(name, Path(f"{name}.py"))
     assert asked == ["passed", "failed", "failed", "passed", "failed"]
-
-
-def test_the_site_shows_a_recorded_chapter_beside_its_own(run, repository, tmp_path):
-    repository = shutil.copytree(repository, tmp_path / "repository")
-    run = (repository / "book/runs" / run.name).rename(repository / "book/runs/2xT4")
-    (repository / "book/runs/1xH200").mkdir()
-    shutil.copy(run / "machine.json", repository / "book/runs/1xH200")
-    where = "# Where\n\n" + "".join(
-        f"```{{where-this-was-run}} {what}\n```\n\n" for what in ("chapters", "machines")
-    )
-    (repository / "book/where_this_was_run.md").write_text(
-        where + "```{only} not kaggle_recorded\nNothing ran on Kaggle.\n```\n"
-    )
-    names = "\n".join(f"notebooks/{name}" for name in CHAPTERS)
-    toc = f"```{{toctree}}\n{names}\nbook/where_this_was_run\n```\n"
-    (repository / "index.md").write_text(f"# Small\n\n{toc}")
-    settings = {
-        "extensions": ["myst_nb", "book._ext.recorded_runs"],
-        "nb_execution_mode": "off",
-        "myst_enable_extensions": ["colon_fence"],
-        "exclude_patterns": ["book/runs/2xT4/01_fine.ipynb", "book/runs/2xT4/02_stops.ipynb"],
-        "suppress_warnings": ["myst.xref_missing", "myst-nb.lexer"],
-    }
-    assert sphinx(repository, **settings) == (0, "")
-    site = repository / "_build"
-    line = parsed(site / "notebooks/01_fine.html").select_one(".as-run-on")
-    assert line.a["href"] == "../book/runs/2xT4/01_fine.html"
-    assert line.a.text == "2x T4"
-    assert "1x H200 (outputs not kept)" in line.text
-    stopped = parsed(site / "book/runs/2xT4/02_stops.html")
-    assert "ValueError: no GPU" in stopped.select_one(".admonition").text
-    assert "Beside others." in stopped.select_one(".admonition").text
-    assert "before" in stopped.select_one(".cell_output").text
-    links = {a.text: a["href"] for a in stopped.select("section > p a.reference")}
-    assert links == {"PyTorch": "https://pytorch.org"}
-    told = parsed(site / "book/where_this_was_run.html").select_one("article").text
-    for words in (
-        "not noted",
-        "2x T4, on 20",
-        "Beside others.",
-        "ValueError: no GPU",
-        "1 failed, 1 passed",
-        "01_fine: passed, outputs not kept",
-    ):
-        assert words in told
-    assert "Nothing ran on Kaggle" not in told
