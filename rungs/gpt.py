@@ -444,11 +444,14 @@ def reason_of(error):
 def write(path, data):
     """Beside `path`, then in its place: whenever this is ended, the old or the new is whole."""
     new = path.with_name(f".{path.name}.new")
-    with open(new, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())  # the power may fail
-    new.replace(path)
+    try:
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # the power may fail
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)  # a part of it would fill the disk, unseen
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -720,12 +723,14 @@ def read_and_check(args):
     group = args.shard if args.parallel == "hsdp" else 1
     taken = args.export and args.export.exists()
     taken = taken and (not read_base(args.export)[1] or (base and base.samefile(args.export)))
+    how = f"--parallel {args.parallel}: start none with python, the others with torchrun"
     for wrong, sentence in [
-        (args.alone != (args.parallel == "none"), "start --parallel none alone without torchrun"),
+        (args.alone != (args.parallel == "none"), how),
         (args.ranks % group, f"--shard {group}: {args.ranks} processes are no multiple of it"),
         (base and not args.shape, f"--base {base}: --export of this program has not written it"),
         (other, f"--base: {' and '.join(other)} must be as in {base}: {args.shape}"),
-        (taken, f"--export {args.export}: there is --base, or what --export has not written"),
+        (taken, f"--export {args.export} is --base or no file of this program: name another"),
+        (args.vocabulary > 10**7, f"--data {args.data}: ids must be below 10,000,000"),
         (most >= args.vocabulary, f"--vocabulary {args.vocabulary}: the data has the id {most}"),
         (args.width % (2 * args.heads), f"--width must be a multiple of 2 x --heads {args.heads}"),
         (args.heads % args.kv_heads, f"--heads must be a multiple of --kv-heads {args.kv_heads}"),
@@ -760,7 +765,11 @@ def agree(args, found):
 def begin(args):
     """On rank 0, find the steps of the checkpoints in --out; on all, wait until they see it."""
     agree(args, read_and_check(args))
-    steps = agree(args, find_start(args) if args.rank == 0 else None)
+    try:
+        steps = find_start(args) if args.rank == 0 else None
+    except OSError as error:  # the other ranks wait for what this one says
+        steps = f"{error.filename or args.out}: {error.strerror}. Name a writable folder"
+    steps = agree(args, steps)
     lock, end = args.out / ".run.lock", time.monotonic() + HIDDEN
     while not lock.exists() and time.monotonic() < end:
         time.sleep(1)

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import resource
 import runpy
 import shutil
 import signal
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import ROOT, pretend
+from running import ROOT, limited, pretend
 from safetensors.torch import load_file
 from test_rungs import few_images, run_here, run_on_ranks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -193,11 +194,12 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, t
     (notes := tmp_path.with_name("notes") / "settings.json").parent.mkdir(exist_ok=True)
     notes.write_text('{"editor.tabSize": 4}')
     np.save(other, np.load(tokens)[::-1])
+    np.save(high := tokens.with_name("high.npy"), np.append(np.load(tokens), 5 * 10**12))
     cases = [
         ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with options, data, base and gpt"),
         ([whole, "--data", other], "checksum was "),
         ([notes.parent], "no settings.json of this program. Take it from a backup, or name a n"),
-        ([tmp_path, "--parallel", "ddp"], "start --parallel none alone without torchrun"),
+        ([tmp_path, "--parallel", "ddp"], "start none with python, the others with torchrun"),
         ([tmp_path, "--width", 20], "--width must be a multiple of 2 x --heads 4"),
         ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
         ([tmp_path, "--lr", "nan"], "--lr must be at least 1e-12, not nan, and below 2**31"),
@@ -208,11 +210,12 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, t
         ([tmp_path, "--lora", 4], "--lora changes weights: name their file as --base"),
         ([tmp_path, "--base", PROGRAM], "--export of this program has not written it"),
         ([tmp_path, "--base", base, "--layers", 1], "--base: layers must be as in"),
-        ([tmp_path, "--export", PROGRAM], "gpt.py: there is --base, or what --export has not writ"),
-        ([tmp_path, "--export", base, "--base", base], "there is --base, or what --export has not"),
-        ([PROGRAM], "File exists: '"),
+        ([tmp_path, "--export", PROGRAM], "gpt.py is --base or no file of this program: name anot"),
+        ([tmp_path, "--export", base, "--base", base], "weights.safetensors is --base or no file"),
+        ([PROGRAM], "rungs/gpt.py: File exists. Name a writable folder"),
         ([tmp_path, "--data", "no"], "--data no (FileNotFoundError): no .npy of more than --conte"),
         ([tmp_path, "--data", PROGRAM], "no .npy of more than --context whole numbers from 0 in"),
+        ([tmp_path, "--data", high], "ids must be below 10,000,000"),
         ([tmp_path, "--context", 5000], "--batch 24: the data has 1 sequences"),
     ]
     before = [sorted(whole.rglob("*")), [notes]]
@@ -470,9 +473,10 @@ def test_adapters_learn_alone_are_saved_alone_and_merge(gpt, whole, tokens, tmp_
 
 def test_weights_that_cannot_be_written_are_told_in_one_sentence(whole, tokens, tmp_path):
     out = shutil.copytree(whole, tmp_path / "out")
-    with mock.patch("safetensors.torch.save", side_effect=OSError(28, "No space left on device")):
+    with limited(resource.RLIMIT_FSIZE, 20_000):
         done = run_here(PROGRAM, "--out", out, "--export", tmp_path / "new.safetensors")
-    assert "OSError: [Errno 28] No space left on device. Can --out be written" in done.stderr
+    assert "OSError: [Errno 27] File too large. Can --out be written, is the disk" in done.stderr
+    assert [*tmp_path.iterdir()] == [out]  # no part of it
     gc.collect()  # closes the lock, as the end of a process does
     assert run(out, tokens).returncode == 0  # it is in the last checkpoint
 
