@@ -90,10 +90,19 @@ function showCurrent() {
 
 addEventListener("pageshow", () => setTimeout(showCurrent)); // after the theme
 
-// On this page: the section that is read is in sight, which the theme marks alone; and the head says which page
-// it is once its title has scrolled away.
+// On this page: the section that is read, also after a jump, which the theme's marks miss; and the head says
+// which page it is once its title has scrolled away.
+const HEAD = 90; // pixels from the top, where a section has begun
 function showSection() {
-  const now = all(".bd-sidebar-secondary a.nav-link.active:not([href='#next'])").at(-1);
+  const links = all(".bd-sidebar-secondary a.nav-link[href^='#']:not([href='#next'])");
+  const tops = links.map((link) => document.getElementById(decodeURIComponent(link.hash.slice(1)))?.getBoundingClientRect().top);
+  const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
+  const now = end ? links.at(-1) : links[tops.findLastIndex((top) => top < HEAD)];
+  for (const link of links) {
+    link.classList.toggle("active", link.parentNode.contains(now ?? null)); // and what it is a part of
+    if (link === now) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
   const list = now?.closest(".bd-sidebar-secondary");
   if (list?.offsetParent) scrollToLink(list, now);
 }

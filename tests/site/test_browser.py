@@ -126,6 +126,13 @@ def test_the_menu_shows_the_parts_and_the_pages_of_the_one_that_is_read(visit):
     assert page.locator(".bd-links a", has_text="Will it fit").is_visible()
 
 
+def test_on_this_page_marks_the_section_that_is_read_after_any_jump(visit):
+    page = visit("notebooks/errors_ranks.html", reduced_motion="reduce")
+    for name in ("peer-gone", "hang-at-start", "collective-on-one-rank"):
+        page.evaluate("id => document.getElementById(id).lastElementChild.scrollIntoView()", name)
+        page.locator(f".bd-sidebar-secondary a.active[href='#{name}']").wait_for()
+
+
 def test_the_typefaces_of_the_book_come_with_it_and_the_icons_are_those_that_pages_use(visit, site):
     page = visit("index.html", without="**/book/*")
     asked = []
