@@ -199,7 +199,7 @@ def test_a_run_goes_on_only_as_it_began_and_in_a_folder_of_its_own(gpt, whole, t
         ([whole, "--lr", 0.1], "lr was 0.003, now 0.1. Go on with options, data, base and gpt"),
         ([whole, "--data", other], "checksum was "),
         ([notes.parent], "no settings.json of this program. Take it from a backup, or name a n"),
-        ([tmp_path, "--parallel", "ddp"], "start none with python, the others with torchrun"),
+        ([tmp_path, "--parallel", "ddp"], "--parallel ddp: start none with python, the others"),
         ([tmp_path, "--width", 20], "--width must be a multiple of 2 x --heads 4"),
         ([tmp_path, "--heads", 1], "--heads must be a multiple of --kv-heads 2"),
         ([tmp_path, "--lr", "nan"], "--lr must be at least 1e-12, not nan, and below 2**31"),
