@@ -149,6 +149,10 @@ def test_a_real_gpu_an_older_pytorch_windows_and_other_gpus_are_refused(monkeypa
         simulated_gpus.simulate_gpus(2)
     with pytest.raises(UserError, match="give a number from 1 to 16"):
         simulated_gpus.describe(17)
+    with pytest.raises(UserError, match=r"no compute capability: give two numbers, as \(8, 0\)"):
+        simulated_gpus.describe(2, capability=8.0)
+    with pytest.raises(UserError, match="No GPU has inf bytes"):
+        simulated_gpus.describe(2, memory=float("inf"))
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(UserError, match="use WSL"):
         simulated_gpus.describe(2)

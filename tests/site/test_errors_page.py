@@ -519,6 +519,16 @@ def test_what_a_cure_quotes_of_a_log_has_no_button(page):
     assert page.locator(".match .do code", has_text="Engine core").count() == 1
 
 
+def test_names_in_a_log_stand_in_no_command(page):
+    page.locator("#log").fill(LOG.replace("conv", "$(touch x);`touch x`"))
+    page.wait_for_selector(".match")
+    texts = page.locator("#found :is(code, pre)").all_inner_texts()
+    assert [text for text in texts if "touch x" in text] == [
+        text for text in page.locator(".log-line code").all_inner_texts() if "touch x" in text
+    ]
+    assert "touch x" in page.locator(".log-line code").first.inner_text()
+
+
 def test_half_a_letter_ends_neither_the_box_nor_the_search(page, visit):
     page.evaluate("""() => {
         const log = document.querySelector("#log");

@@ -7,7 +7,7 @@ from bs4 import BeautifulSoup
 from docutils import nodes
 from running import parsed, sphinx
 
-from book._ext import chapter_buttons, tasks
+from book._ext import chapter_buttons, code_blocks, tasks
 from torchladder.showing import Svg
 
 
@@ -58,6 +58,24 @@ def test_kaggle_and_colab_fetch_from_github_and_from_nowhere_else(repository, ad
     }
     assert {link for link in links if "someone" in link} == (fetching if address else set())
     assert ("https://colab.research.google.com" in links) == (not address)  # where to upload it
+
+
+@pytest.mark.parametrize(
+    ("code", "prompt"),
+    [
+        ('<span class="o">!</span>torchrun a.py\nls\n', "!"),
+        ('<span class="o">!</span> torchrun a.py\nls\n', "!"),
+        ('<span class="o">!</span><span class="w"> </span>torchrun a.py\n', "!"),
+        ('<span class="o">%%writefile</span> a.py\nimport os\n', "%%writefile a.py\n"),
+        ('<span class="o">%%writefile</span>\nimport os\n', None),
+    ],
+)
+def test_a_prompt_is_what_only_a_notebook_needs_and_no_word_of_the_command(code, prompt):
+    context = {"body": f"<pre><span></span>{code}</pre>"}
+    code_blocks.name_folds_and_options(None, "notebooks/09_ddp", None, context, doctree=True)
+    page = BeautifulSoup(context["body"], "html.parser")
+    assert [each.text for each in page.select(".gp")] == ([prompt] if prompt else [])
+    assert page.text == BeautifulSoup(code, "html.parser").text
 
 
 def cell(output):

@@ -30,6 +30,16 @@ def test_the_ladder_says_what_the_formulas_give():
 
 
 @pytest.mark.slow
+def test_a_log_that_is_pasted_is_answered_on_the_page_of_the_error_clinic(opened):
+    opened.goto(opened.address)
+    opened.fill("#paste", "ValueError: optimizer got an empty parameter list")  # as if typed
+    assert opened.url == opened.address
+    opened.get_by_role("button", name="Explain").click()
+    opened.wait_for_selector("#found a[href$='errors_training.html#empty-parameters']")
+    assert opened.input_value("#log").startswith("ValueError")
+
+
+@pytest.mark.slow
 def test_a_long_log_is_taken_to_the_clinic_without_being_shown(opened):
     opened.goto(opened.address)
     opened.focus("#paste")
@@ -60,6 +70,17 @@ def test_each_rung_shows_its_program_marks_what_it_adds_and_leads_to_its_chapter
 
 
 @pytest.mark.slow
+def test_the_stairs_say_what_the_ladder_says_and_lead_to_the_chapters(pages):
+    steps = pages[OPENED].select(".steps li")
+    links = [step.a["href"] for step in steps]
+    assert [link.removesuffix(".html").rpartition("/")[2] for link in links] == RUNGS
+    rows = pages[OPENED].select("label.ladder-row")[::-1]
+    for step, row in zip(steps, rows, strict=True):
+        *_others, time = (span.get_text() for span in row.find_all("span", recursive=False))
+        assert step.p.get_text() == time
+
+
+@pytest.mark.slow
 def test_a_route_leaves_its_chapters_and_all_brings_the_others_back(visit):
     page = visit(OPENED, java_script_enabled=False)
     chapters = page.locator(".index li:visible")
@@ -87,6 +108,20 @@ def test_on_a_phone_a_part_shows_its_chapters_when_opened_and_a_route_those_of_a
     assert chapters.count() == 9
     page.get_by_text("My training dies").click()
     assert chapters.count() == 5
+
+
+@pytest.mark.slow
+def test_the_program_is_given_by_the_first_page_and_each_rungs_by_its_chapter(visit):
+    for name, label, file in [
+        (OPENED, "Download gpt.py", "gpt.py"),
+        ("notebooks/10_inside_ddp.html", "Download gpt.py", "gpt.py"),
+        ("notebooks/12_rung_5_fsdp.html", "Download 5_fsdp.py", "5_fsdp.py"),
+    ]:
+        page = visit(name)
+        with page.expect_download() as download:
+            page.get_by_role("link", name=label).first.click()
+        assert download.value.suggested_filename == file
+        assert Path(download.value.path()).read_bytes() == (ROOT / "rungs" / file).read_bytes()
 
 
 @pytest.mark.slow

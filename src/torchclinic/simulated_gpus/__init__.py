@@ -73,6 +73,10 @@ def describe(
         raise UserError(f"{count!r} GPUs cannot be simulated: give a number from 1 to 16.")
     if sys.platform == "win32":
         raise UserError("GPUs are simulated on Linux and macOS only; on Windows, use WSL.")
+    if not 0 < memory < float("inf"):
+        raise UserError(f"No GPU has {memory} bytes of memory: give a number such as 16e9.")
+    if not (isinstance(capability, tuple) and len(capability) == 2):
+        raise UserError(f"{capability!r} is no compute capability: give two numbers, as (8, 0).")
     gpu = {"name": f"{name} (simulated)", "capability": capability, "memory": int(memory)}
     return json.dumps({"count": count, "with_real_gpu": with_real_gpu, "gpu": gpu})
 
